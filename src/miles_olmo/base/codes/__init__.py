@@ -1,0 +1,23 @@
+"""Every error code, with its exit code and the long text of `miles explain CODE`.
+
+| Range | Raised by |
+|---|---|
+| E0xx | reading a manifest (syntax, keys, types) |
+| E1xx | checks of a plan and its inputs |
+| E2xx | rollout engines and the fleet client |
+| E3xx | training: loss, packing, replay, warm-up |
+| E4xx | checkpoints, publication, export |
+| E5xx | launching and supervising a run |
+| E6xx | the command line and the environment |
+"""
+
+from miles_olmo.base.codes import checkpoint, engine, launch, manifest, plan, training, usage
+from miles_olmo.base.codes.entry import Code
+
+CODES: dict[str, Code] = {
+    entry.code: entry
+    for module in (manifest, plan, engine, training, checkpoint, launch, usage)
+    for entry in module.ENTRIES
+}
+
+__all__ = ["CODES", "Code"]

@@ -1,0 +1,41 @@
+"""Atomic writes: a reader sees the old file or the new one, never a part."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Write `data` to `path` through a temporary file, fsync and `os.replace`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            temporary.unlink()
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode(), mode=mode)
+
+
+def sync_directory(path: Path) -> None:
+    """Make a rename inside `path` durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

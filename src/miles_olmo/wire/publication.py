@@ -1,0 +1,73 @@
+"""A published policy version: the list of every tensor, with checksums, beside the files.
+
+Layout of a publication directory:
+
+    publish/v000012/
+      publication.json     this manifest, written last
+      weights-00001.safetensors ...
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST_NAME = "publication.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTensor:
+    """One tensor of the policy under its Hugging Face name."""
+
+    name: str
+    dtype: str
+    """safetensors' name of the dtype, e.g. "F32", "BF16"."""
+    shape: tuple[int, ...]
+    sha256: str
+    """Over the contiguous little-endian bytes."""
+    file: str
+    """File name inside the publication directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Every tensor of one policy version, each exactly once."""
+
+    version: int
+    directory: str
+    """Absolute path of the publication directory."""
+    tensors: tuple[PublishedTensor, ...]
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        return {tensor.name: tensor.sha256 for tensor in self.tensors}
+
+    @property
+    def paths(self) -> list[str]:
+        return [str(Path(self.directory) / name) for name in sorted({t.file for t in self.tensors})]
+
+    def update_info(self) -> dict[str, Any]:
+        """The body of `/update_weights`: vLLM's fields, plus paths, version and checksums."""
+        return {
+            "names": [tensor.name for tensor in self.tensors],
+            "dtype_names": [tensor.dtype for tensor in self.tensors],
+            "shapes": [list(tensor.shape) for tensor in self.tensors],
+            "paths": self.paths,
+            "weight_version": self.version,
+            "checksums": self.checksums,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        return {"version": self.version, "tensors": [asdict(tensor) for tensor in self.tensors]}
+
+    @classmethod
+    def read(cls, directory: Path) -> Publication:
+        """Read `publication.json` of a complete publication."""
+        content = json.loads((directory / MANIFEST_NAME).read_text())
+        tensors = tuple(
+            PublishedTensor(**{**tensor, "shape": tuple(tensor["shape"])})
+            for tensor in content["tensors"]
+        )
+        return cls(content["version"], str(directory.resolve()), tensors)
