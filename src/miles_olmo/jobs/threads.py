@@ -1,0 +1,12 @@
+"""CPU threads and determinism of a process that computes with torch."""
+
+from __future__ import annotations
+
+import torch
+
+
+def configure_torch(threads: int) -> None:
+    """Fix the number of threads, and refuse operations that differ from run to run."""
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    torch.use_deterministic_algorithms(True)
