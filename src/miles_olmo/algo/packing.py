@@ -1,7 +1,6 @@
 """Which sequences share a pack: as few packs as possible, no sequence ever split.
 
-Method: best-fit decreasing (at most 11/9 OPT + 6/9 packs, Dósa 2007 for first-fit decreasing, and the
-same bound for best-fit), then, if that is above the lower bound, a second packing that fills
+Method: best-fit decreasing (asymptotically at most 11/9 of the optimum, Johnson 1974), then, if that is above the lower bound, a second packing that fills
 one pack after another as full as it can be (minimum bin slack, Gupta and Ho 1999, with an exact
 subset sum); the one with fewer packs wins. The second is skipped above a fixed amount of work.
 Both are deterministic: ties go to the smaller index.
