@@ -52,14 +52,22 @@ def test_the_number_of_packs_is_near_the_optimum(lengths, max_tokens):
     assert optimum <= len(pack_lengths(lengths, max_tokens)) <= 11 / 9 * optimum + 6 / 9
 
 
-def test_a_case_where_best_fit_decreasing_alone_wastes_a_pack():
-    # decreasing order pairs 6 with 3; the optimum is (5 3 2) (6 4)... : both packs exactly full
-    lengths = [6, 4, 5, 3, 2]
-    assert pack_lengths(lengths, 10) == [[0, 1], [2, 3, 4]]
-    # 44/24/21... best-fit decreasing needs three packs of 100 here, two are enough
-    hard = [44, 24, 24, 22, 21, 17, 8, 8, 6, 6]
-    assert sum(hard) == 180
-    assert len(pack_lengths(hard, 90)) == 2
+def test_a_pack_is_saved_where_best_fit_decreasing_wastes_one():
+    # Best-fit decreasing needs four packs: 9 8, 8 8 2, 5 5 5, 4. Three exactly full ones exist.
+    packs = pack_lengths([4, 5, 5, 8, 8, 9, 2, 8, 5], 18)
+    assert len(packs) == 3
+
+
+@given(lengths_lists, st.integers(100, 130))
+def test_the_lower_bound_equals_its_definition(lengths, max_tokens):
+    best = -(-sum(lengths) // max_tokens)
+    for threshold in range(max_tokens // 2 + 1):
+        alone = [n for n in lengths if n > max_tokens - threshold]
+        halves = [n for n in lengths if n <= max_tokens - threshold and 2 * n > max_tokens]
+        rest = sum(n for n in lengths if threshold <= n and 2 * n <= max_tokens)
+        overflow = rest - (len(halves) * max_tokens - sum(halves))
+        best = max(best, len(alone) + len(halves) + max(0, -(-overflow // max_tokens)))
+    assert lower_bound(lengths, max_tokens) == best
 
 
 def test_no_sequences_need_no_packs():

@@ -10,8 +10,9 @@ Left out: balancing the packs' attention cost, which is quadratic in the longest
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
+from itertools import accumulate
 
 from miles_olmo.base.errors import TrainingError
 
@@ -58,13 +59,17 @@ def lower_bound(lengths: Sequence[int], max_tokens: int) -> int:
     L2 of Martello and Toth (1990): for each threshold, sequences above max - threshold have a pack
     of their own, those above half a pack exclude each other, and the rest fills what is left.
     """
-    best = -(-sum(lengths) // max_tokens)
-    for threshold in {length for length in lengths if 2 * length <= max_tokens} | {0}:
-        alone = [n for n in lengths if n > max_tokens - threshold]
-        halves = [n for n in lengths if max_tokens - threshold >= n and 2 * n > max_tokens]
-        rest = sum(n for n in lengths if threshold <= n and 2 * n <= max_tokens)
-        overflow = rest - (len(halves) * max_tokens - sum(halves))
-        best = max(best, len(alone) + len(halves) + max(0, -(-overflow // max_tokens)))
+    ordered = sorted(lengths)
+    sums = [0, *accumulate(ordered)]
+    half = bisect_right(ordered, max_tokens // 2)
+    best = -(-sums[-1] // max_tokens)
+    for threshold in {0, *ordered[:half]}:
+        alone = bisect_right(ordered, max_tokens - threshold)
+        exclusive = max(alone - half, 0)
+        room = exclusive * max_tokens - (sums[max(alone, half)] - sums[half])
+        rest = sums[half] - sums[bisect_left(ordered, threshold)]
+        needed = len(ordered) - half + max(0, -(-(rest - room) // max_tokens))
+        best = max(best, needed)
     return best
 
 
