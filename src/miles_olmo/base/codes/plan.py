@@ -1,5 +1,5 @@
 """Codes of checks of a plan and its inputs (E1xx)."""
 
-from miles_olmo.base.codes.entry import Code
+from miles_olmo.base.codes import inputs
 
-ENTRIES: tuple[Code, ...] = ()
+ENTRIES = (*inputs.ENTRIES,)
