@@ -1,0 +1,165 @@
+"""Metrics: one JSON line per step in `metrics.jsonl`, readable while the run writes it.
+
+    {"phase": "train", "step": 12, "attempt": 1, "at": "...", "values": {"rollout/reward": 0.41}}
+
+Step s of phase "evaluation" is the evaluation after training step s (0: before the first).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import numbers
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from miles_olmo.base.errors import TrainingError
+from miles_olmo.records.receipts import utc_now
+
+Phase = Literal["warmup", "train", "evaluation"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """What was measured in one step."""
+
+    phase: Phase
+    step: int
+    attempt: int
+    """Attempt of the run that wrote the row, from 1."""
+    at: str
+    """UTC, ISO 8601."""
+    values: dict[str, float]
+    """Metric name, such as "train/loss" -> finite number."""
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """Order in the life of a run: warm-up, then each step followed by its evaluation."""
+        return (int(self.phase != "warmup"), self.step, int(self.phase == "evaluation"))
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The rows that count, in the order of the run's life."""
+
+    rows: tuple[MetricRow, ...]
+    problems: tuple[str, ...]
+    """Lines that could not be read, with file and line; a torn last line is none."""
+
+    def of(self, phase: Phase) -> tuple[MetricRow, ...]:
+        """Rows of one phase, by step."""
+        return tuple(row for row in self.rows if row.phase == phase)
+
+    def latest(self, phase: Phase) -> MetricRow | None:
+        """The last row of one phase."""
+        rows = self.of(phase)
+        return rows[-1] if rows else None
+
+
+class MetricsLog:
+    """Appends rows to `metrics.jsonl`: one write per row, so that readers see whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        self._drop_torn_line()
+
+    def append(self, phase: Phase, step: int, attempt: int, values: Mapping[str, float]) -> None:
+        """Add one row.
+
+        Raises:
+            TrainingError: E532, a value is NaN, infinite or no number. Nothing is written.
+        """
+        if phase not in get_args(Phase):
+            raise ValueError(f"unknown phase {phase!r}")
+        numbers = {name: _finite(name, value, phase, step) for name, value in values.items()}
+        row = {"phase": phase, "step": step, "attempt": attempt, "at": utc_now(), "values": numbers}
+        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drop_torn_line(self) -> None:
+        """Cut what a killed attempt left of its last line, so that the next row starts a line."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        raw = self.path.read_bytes()
+        if raw and not raw.endswith(b"\n"):
+            os.ftruncate(self._descriptor, raw.rfind(b"\n") + 1)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read `metrics.jsonl`; an absent file holds no rows.
+
+    A run that was resumed has walked part of its way twice. The newest attempt is the truth: rows
+    of an older attempt at or after the place where a newer one began are left out.
+    """
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return Metrics((), ())
+    rows: list[MetricRow] = []
+    problems: list[str] = []
+    for number, line in enumerate(raw.split(b"\n")[:-1], 1):
+        row = _parse(line)
+        if row is None:
+            problems.append(f"{path}:{number}: not a metrics row")
+        else:
+            rows.append(row)
+    return Metrics(tuple(_newest(rows)), tuple(problems))
+
+
+def _newest(rows: list[MetricRow]) -> list[MetricRow]:
+    by_attempt: dict[int, list[MetricRow]] = {}
+    for row in rows:
+        by_attempt.setdefault(row.attempt, []).append(row)
+    kept: dict[tuple[int, int, int], MetricRow] = {}
+    for attempt in sorted(by_attempt):
+        start = min(row.position for row in by_attempt[attempt])
+        kept = {position: row for position, row in kept.items() if position < start}
+        kept.update({row.position: row for row in by_attempt[attempt]})
+    return [kept[position] for position in sorted(kept)]
+
+
+def _parse(line: bytes) -> MetricRow | None:
+    try:
+        value: Any = json.loads(line)
+        row = MetricRow(
+            value["phase"], value["step"], value["attempt"], value["at"], value["values"]
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    is_row = row.phase in get_args(Phase) and type(row.step) is int and type(row.attempt) is int
+    return row if is_row and isinstance(row.values, dict) else None
+
+
+def _finite(name: str, value: Any, phase: str, step: int) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if is_number and math.isfinite(value):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    raise TrainingError(
+        "E532",
+        f"metric {name} of {phase} step {step} is {value!r}",
+        why="metrics are finite numbers, so that curves and comparisons of runs mean something",
+        fix="leave the metric out of a step that has no value for it",
+        metric=name,
+        phase=phase,
+        step=step,
+    )
