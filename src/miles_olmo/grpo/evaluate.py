@@ -38,7 +38,7 @@ class EvaluationResult:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates the policy version that the engines serve."""
+    """Evaluates the policy version that was published last."""
 
     prompts: PromptSet
     """Evaluation prompts, already cut to the number asked for."""
@@ -47,7 +47,7 @@ class Evaluator:
     rollout: Rollout
     stop_token_ids: tuple[int, ...]
 
-    async def __call__(self, version: int) -> EvaluationResult:
+    async def __call__(self) -> EvaluationResult:
         """One greedy answer per prompt.
 
         Raises:
@@ -64,7 +64,6 @@ class Evaluator:
                         temperature=0.0,
                         seed=0,
                         stop_token_ids=self.stop_token_ids,
-                        version=version,
                     )
                 )
                 for index, prompt in enumerate(self.prompts)

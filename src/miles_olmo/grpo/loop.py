@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from miles_olmo.grpo.evaluate import Evaluator
-from miles_olmo.grpo.learner import Learner, has_signal
+from miles_olmo.grpo.learner import Learner, groups_with_signal
 from miles_olmo.grpo.publisher import Publisher
 from miles_olmo.grpo.recording import Recorder
-from miles_olmo.grpo.saving import RunState, Saver
+from miles_olmo.grpo.saving import Saver
 from miles_olmo.grpo.source import SampleSource
+from miles_olmo.grpo.state import RunState
 from miles_olmo.grpo.warmup import SupervisedTrainer, warm_up
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.wire.trajectory import ScoredGroup
@@ -66,10 +67,8 @@ async def training_step(run: TrainingRun) -> None:
     run.seconds.clear()
     with timed(run, "rollout"):
         groups, refills = await take_with_signal(run)
-    learned: dict[str, float] = {}
     with timed(run, "train"):
-        if has_signal(groups, run.manifest.algorithm.advantage):
-            learned = run.learner.update(groups, run.state)
+        learned = run.learner.update(groups, run.state)
     run.state.step += 1
     run.state.version += bool(learned)
     with timed(run, "publish"):
@@ -93,7 +92,7 @@ async def take_with_signal(run: TrainingRun) -> tuple[list[ScoredGroup], int]:
     groups: list[ScoredGroup] = []
     for refill in range(rollout.max_refills + 1):
         groups += await run.source.take(rollout.prompts_per_step, run.publisher.version)
-        if has_signal(groups, run.manifest.algorithm.advantage):
+        if groups_with_signal(groups, run.manifest):
             return groups, refill
     return groups, rollout.max_refills
 
@@ -105,7 +104,7 @@ async def warm_up_policy(run: TrainingRun, supervised: SupervisedTrainer) -> Non
     async def measure() -> float:
         run.state.version += 1
         await run.publisher.publish(run.state.version)
-        return (await run.evaluator(run.state.version)).accuracy
+        return (await run.evaluator()).accuracy
 
     result = await warm_up(supervised, measure=measure, report=run.recorder.warmup)
     run.recorder.receipt(
@@ -117,7 +116,7 @@ async def warm_up_policy(run: TrainingRun, supervised: SupervisedTrainer) -> Non
 async def evaluate(run: TrainingRun) -> None:
     """Measure and record greedy accuracy of the published policy."""
     if run.manifest.evaluation and run.evaluator:
-        run.recorder.evaluation(run.state, await run.evaluator(run.publisher.version))
+        run.recorder.evaluation(run.state, await run.evaluator())
 
 
 def is_due(run: TrainingRun, every_steps: int) -> bool:

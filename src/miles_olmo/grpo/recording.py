@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.grpo.evaluate import EvaluationResult
-from miles_olmo.grpo.saving import RunState
+from miles_olmo.grpo.state import RunState
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.receipts import ReceiptLog
 from miles_olmo.records.samples import Sample, write_samples
@@ -71,7 +71,7 @@ class Recorder:
                 completion=trajectory.text,
                 reward=reward,
                 finish_reason=trajectory.finish_reason,
-                version=trajectory.oldest_version,
+                version=trajectory.oldest_version or 0,
                 num_tokens=trajectory.num_response_tokens,
             )
             for group in groups

@@ -7,10 +7,11 @@ reported as failed, and the source samples and scores it again a bounded number 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from miles_olmo.tasks.prompts import Prompt
-from miles_olmo.tasks.verifiers import InfrastructureError, Scored, Ungradable, Verifier
+from miles_olmo.tasks.verifiers import Answer, InfrastructureError, Scored, Ungradable, Verifier
 from miles_olmo.wire.trajectory import Trajectory
 
 UNGRADABLE_REWARD = 0.0
@@ -21,8 +22,10 @@ UNGRADABLE_REWARD = 0.0
 class Scorer:
     """Scores groups and counts what went wrong."""
 
-    verifiers: dict[str, Verifier]
+    verifiers: Mapping[str, Verifier]
     """By the name in the data's `dataset` column."""
+    eos_token: str
+    """Token that ends a response."""
     num_ungradable: int = 0
     num_infrastructure_errors: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
@@ -34,14 +37,19 @@ class Scorer:
         """One finite reward per trajectory `[G]`, or None if any could not be scored at all."""
         rewards = []
         for trajectory in trajectories:
-            result = self.verifiers[prompt.verifier](
-                trajectory.text, prompt.ground_truth, trajectory.finish_reason
+            verifier = self.verifiers[prompt.verifier]
+            result = verifier(
+                Answer(
+                    trajectory.text, prompt.ground_truth, trajectory.finish_reason, self.eos_token
+                )
             )
             match result:
                 case Scored(value=value) if math.isfinite(value):
                     rewards.append(float(value))
                 case Scored():
-                    self._count_infrastructure_error("the verifier returned a number that is not finite")
+                    self._count_infrastructure_error(
+                        "the verifier returned a number that is not finite"
+                    )
                     return None
                 case Ungradable(reason=reason):
                     self.num_ungradable += 1

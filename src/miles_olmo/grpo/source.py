@@ -11,13 +11,14 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from miles_olmo.base.errors import TrainingError
 from miles_olmo.base.seeds import derive_seed
 from miles_olmo.grpo.scoring import Scorer
 from miles_olmo.manifest.models import Rollout
 from miles_olmo.rollout.client import FleetClient, GroupRequest
 from miles_olmo.tasks.order import prompt_index
 from miles_olmo.tasks.prompts import PromptSet
-from miles_olmo.wire.trajectory import ScoredGroup
+from miles_olmo.wire.trajectory import ScoredGroup, Trajectory
 
 GROUP_ATTEMPTS = 3
 """How often a group is sampled and scored before it is dropped, when its verifier fails."""
@@ -67,9 +68,8 @@ class SampleSource:
         return [group for task in pending if (group := task.result()) is not None]
 
     async def _sample_and_score(self, group_id: int, version: int) -> ScoredGroup | None:
-        prompt = self.prompts[
-            prompt_index(group_id, len(self.prompts), derive_seed(self.seed, "order"), self.shuffle)
-        ]
+        index = prompt_index(group_id, len(self.prompts), seed=self.seed, shuffle=self.shuffle)
+        prompt = self.prompts[index]
         for attempt in range(GROUP_ATTEMPTS):
             trajectories = await self.fleet.generate_group(
                 GroupRequest(
@@ -80,14 +80,36 @@ class SampleSource:
                     temperature=self.rollout.temperature,
                     seed=derive_seed(self.seed, "sample", group_id, attempt) // 2,
                     stop_token_ids=self.stop_token_ids,
-                    version=version,
                 )
             )
             rewards = self.scorer.score_group(prompt, trajectories)
             if rewards is not None:
+                self._check_staleness(group_id, trajectories, version)
                 return ScoredGroup(group_id, prompt.prompt_id, trajectories, rewards)
         self.num_groups_dropped += 1
         return None
+
+    def _check_staleness(
+        self, group_id: int, trajectories: tuple[Trajectory, ...], version: int
+    ) -> None:
+        """Synchronous training has no stale token."""
+        oldest = min(t.oldest_version or version for t in trajectories)
+        if oldest != version:
+            raise TrainingError(
+                "E331",
+                f"group {group_id} has tokens of version {oldest}, version {version} is trained",
+                why="synchronous training allows no policy lag",
+                fix="look at the engine's log; its weights were not the published ones",
+            )
+
+    def counters(self) -> dict[str, float]:
+        """What was dropped, retried or could not be graded since the process started."""
+        return {
+            "rollout/dynamic_filter/drop_verifier_failed": self.num_groups_dropped,
+            "rollout/ungradable": self.scorer.num_ungradable,
+            "rollout/verifier_errors": self.scorer.num_infrastructure_errors,
+            **{f"rollout/engine/{name}": count for name, count in self.fleet.counters.items()},
+        }
 
     def state(self) -> dict[str, Any]:
         """The cursor, for a checkpoint: the low-water mark and the ids in flight."""

@@ -8,9 +8,8 @@ fixed step counts do not transfer between models and seeds.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,9 +20,8 @@ from miles_olmo.base.errors import TrainingError
 from miles_olmo.base.seeds import derive_seed
 from miles_olmo.manifest.models import Optimizer, Warmup
 from miles_olmo.policy.family import FamilyAdapter
-from miles_olmo.policy.optimizer import build_optimizer, clip_gradients
+from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.tasks.order import prompt_index
-from miles_olmo.tasks.prompts import PromptSet
 
 MAX_STEPS_BACK = 8
 """How often an overshoot is taken back before the band is called unreachable."""
@@ -41,57 +39,74 @@ class WarmupResult:
     """Overshoots taken back."""
 
 
+Example = tuple[tuple[int, ...], tuple[int, ...]]
+"""Token ids of a prompt and of its answer, stop token last."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state that an overshoot goes back to."""
+
+    module: Mapping[str, torch.Tensor]
+    optimizer: Mapping[str, torch.Tensor]
+    num_updates: int
+
+
 @dataclass
 class SupervisedTrainer:
     """Cross entropy on `prompt + ground truth + stop token`, in a seeded order."""
 
     module: nn.Module
     adapter: FamilyAdapter
-    prompts: PromptSet
+    examples: Sequence[Example]
     settings: Warmup
     seed: int
     max_pack_tokens: int
     learning_rate: float = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
+    optimizer: PolicyOptimizer = field(init=False)
 
     def __post_init__(self) -> None:
         self.learning_rate = self.settings.learning_rate
-        self.optimizer = build_optimizer(self.module, Optimizer(learning_rate=self.learning_rate))
+        settings = Optimizer(learning_rate=self.learning_rate)
+        self.optimizer = PolicyOptimizer(self.module, settings)
 
     def step(self, index: int) -> dict[str, float]:
         """One optimizer step on batch `index`; its metrics."""
         size, order_seed = self.settings.batch_size, derive_seed(self.seed, "warmup")
         rows = [
-            prompt_index(index * size + row, len(self.prompts), order_seed, True)
+            prompt_index(index * size + row, len(self.examples), seed=order_seed, shuffle=True)
             for row in range(size)
         ]
-        examples = [(self.prompts[row].ids, self.prompts[row].answer_ids) for row in rows]
+        examples = [self.examples[row] for row in rows]
         lengths = [len(prompt) + len(answer) for prompt, answer in examples]
         num_tokens = sum(len(answer) for _, answer in examples)
         total = 0.0
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_gradients()
         for members in pack_lengths(lengths, self.max_pack_tokens):
             pack = supervised_pack([examples[member] for member in members], members)
             output = self.adapter.forward(self.module, pack, temperature=1.0)
             loss = -output.logprobs_T[pack.mask_T].sum() / num_tokens
             loss.backward()
             total += loss.item()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
-        norm = clip_gradients(self.module, max_norm=1.0)
-        self.optimizer.step()
-        return {"train/loss": total, "train/grad_norm": norm, "train/learning_rate": self.learning_rate}
-
-    def snapshot(self) -> dict[str, Any]:
-        """Weights and optimizer, copied."""
+        norm = self.optimizer.step(self.learning_rate)
         return {
-            "module": {k: v.detach().clone() for k, v in self.module.state_dict().items()},
-            "optimizer": _cloned(self.optimizer.state_dict()),
+            "train/loss": total,
+            "train/grad_norm": norm,
+            "train/learning_rate": self.learning_rate,
         }
 
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        self.module.load_state_dict(snapshot["module"])
-        self.optimizer.load_state_dict(_cloned(snapshot["optimizer"]))
+    def snapshot(self) -> Snapshot:
+        """Weights and optimizer, copied."""
+        return Snapshot(
+            _cloned(self.module.state_dict()),
+            _cloned(self.optimizer.state_tensors()),
+            self.optimizer.num_updates,
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Back to where the snapshot was taken."""
+        self.module.load_state_dict(dict(snapshot.module))
+        self.optimizer.load_state(snapshot.optimizer, snapshot.num_updates)
 
 
 async def warm_up(
@@ -128,7 +143,7 @@ async def warm_up(
     return WarmupResult(accuracy, step, steps_back)
 
 
-def supervised_pack(examples: list[tuple[tuple[int, ...], tuple[int, ...]]], members: list[int]) -> Pack:
+def supervised_pack(examples: Sequence[Example], members: list[int]) -> Pack:
     """A pack of `(prompt ids, answer ids)`; only answer tokens are trained."""
     ids = [token for prompt, answer in examples for token in (*prompt, *answer)]
     mask = [trained for p, a in examples for trained in [False] * len(p) + [True] * len(a)]
@@ -144,14 +159,8 @@ def supervised_pack(examples: list[tuple[tuple[int, ...], tuple[int, ...]]], mem
     )
 
 
-def _cloned(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _cloned(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_cloned(item) for item in value]
-    return value
+def _cloned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _not_reached(settings: Warmup, accuracy: float, step: int) -> TrainingError:

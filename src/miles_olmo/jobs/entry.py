@@ -18,7 +18,7 @@ from pathlib import Path
 
 from miles_olmo.base.codes.entry import EXIT_BUG
 from miles_olmo.base.errors import LaunchError, MilesError
-from miles_olmo.base.lifeline import start_lifeline
+from miles_olmo.base.lifeline import hold_lifeline
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.plan.read import read_plan
@@ -64,24 +64,30 @@ def run_job(role: str, work: Callable[[JobContext], None], argv: list[str] | Non
     """Parse the command line of a job, check the plan, do the work, exit with its code."""
     arguments = _parser(role).parse_args(argv)
     name = f"{role}-{arguments.index}" if role == "engine" else role
-    start_lifeline()
+    hold_lifeline()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = RunDirectory(Path(arguments.run).resolve())
     receipts = ReceiptLog(run.receipt_log(name), name)
     try:
         plan = read_plan(Path(arguments.plan), expected_digest=arguments.digest)
         context = JobContext(
-            name, plan, run, arguments.attempt, arguments.index, arguments.host, arguments.port, receipts
+            name,
+            plan,
+            run,
+            arguments.attempt,
+            arguments.index,
+            arguments.host,
+            arguments.port,
+            receipts,
         )
         work(context)
     except MilesError as error:
-        receipts.append("job-failed", {"attempt": arguments.attempt, "error": error.as_json()})
+        receipts.append_failure(error)
         print(f"{name}: {error}", file=sys.stderr, flush=True)
         sys.exit(error.exit_code)
     except Exception as error:
         traceback.print_exc()
-        bug = {"code": "bug", "what": f"{type(error).__name__}: {error}", "why": "", "fix": "report it"}
-        receipts.append("job-failed", {"attempt": arguments.attempt, "error": {**bug, "details": {}}})
+        receipts.append_failure(error)
         sys.exit(EXIT_BUG)
 
 

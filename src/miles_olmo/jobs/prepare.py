@@ -11,13 +11,8 @@ def prepare(context: JobContext) -> None:
     """Write the data files into `<run>/data` and their hashes into a receipt."""
     settings = context.plan.manifest.data
     assert settings.prepare is not None, "a plan has this job only with [data.prepare]"
-    hashes = prepare_data(settings.prepare, context.run.root / "data")
-    by_key = {
-        item.key: hashes[item.path]
-        for item in context.plan.content.inputs
-        if item.kind == "produced"
-    }
-    context.receipts.append(PREPARED, {"attempt": context.attempt, "sha256": by_key})
+    hashes = prepare_data(settings, context.run.root / "data")
+    context.receipts.append(PREPARED, {"attempt": context.attempt, "sha256": hashes})
 
 
 if __name__ == "__main__":
