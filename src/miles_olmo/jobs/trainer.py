@@ -19,7 +19,7 @@ from miles_olmo.grpo.state import RunState
 from miles_olmo.grpo.warmup import SupervisedTrainer
 from miles_olmo.jobs.entry import JobContext, run_job
 from miles_olmo.jobs.inputs import checked_input
-from miles_olmo.jobs.threads import configure_torch
+from miles_olmo.jobs.threads import configure_torch, threads_of
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.optimizer import PolicyOptimizer
@@ -124,11 +124,6 @@ def build_run(
         ),
         supervised=supervised,
     )
-
-
-def threads_of(context: JobContext) -> int:
-    """CPU threads that the plan gives this job."""
-    return next(job.threads for job in context.plan.content.jobs if job.name == context.name)
 
 
 if __name__ == "__main__":
