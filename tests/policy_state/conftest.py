@@ -100,3 +100,22 @@ def module(request):
         "bfloat16": {"dtype": "bfloat16", "num_layers": 1},
     }
     return build_module(**options[request.param])
+
+
+class Tensors:
+    """The part of the family adapter that saving and publishing use."""
+
+    def publication_tensors(self, module):
+        from miles_olmo.policy.olmo3moe_tensors import publication_tensors
+
+        return publication_tensors(module)
+
+    def load_tensors(self, module, tensors):
+        from miles_olmo.policy.olmo3moe_tensors import load_tensors
+
+        load_tensors(module, tensors)
+
+
+@pytest.fixture
+def adapter():
+    return Tensors()
