@@ -34,6 +34,10 @@ class PlanInput(_Frozen):
     """None for produced inputs."""
     num_bytes: int | None
     """None for produced inputs."""
+    num_rows: int | None = None
+    """Rows of a local data file; None for other inputs."""
+    num_too_long: int | None = None
+    """Rows of a local data file that are left out: their prompt exceeds max_prompt_tokens."""
 
 
 class JobSpec(_Frozen):
@@ -48,6 +52,8 @@ class JobSpec(_Frozen):
     device: Literal["cpu", "cuda"]
     threads: int
     """CPU threads per process."""
+    restartable: bool = False
+    """The supervisor may start it again when it dies, up to engines.max_restarts times."""
 
 
 class CodeVersion(_Frozen):

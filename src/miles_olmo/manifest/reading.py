@@ -1,0 +1,194 @@
+"""Read a manifest: TOML text to a `Manifest`, or every problem at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli
+from pydantic import ValidationError
+
+from miles_olmo.base.errors import UsageError
+from miles_olmo.base.problems import Problem
+from miles_olmo.manifest.fields import dotted
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.manifest.positions import KeyPath, Place, Positions, find_positions
+from miles_olmo.manifest.reports import (
+    ManifestErrors,
+    describe_errors,
+    meant_keys,
+    rename_misspelt_sections,
+    sort_problems,
+)
+
+_MAX_EXACT = 2**53 - 1
+"""Largest integer that canonical JSON can carry."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What could be read of a manifest, and what is wrong with it."""
+
+    manifest: Manifest | None
+    """None when a key without a default is missing or wrong. With problems, wrong keys are left out."""
+    positions: Positions
+    problems: tuple[Problem, ...]
+    wrong: tuple[KeyPath, ...]
+    """Paths of the keys that were left out; checks that depend on them mean nothing."""
+
+
+def read_manifest(path: Path, *, overrides: Sequence[str] = ()) -> tuple[Manifest, Positions]:
+    """Read and validate a manifest; what goes together is checked in `miles_olmo.plan.checks`.
+
+    Args:
+        path: The TOML file.
+        overrides: Assignments that replace keys, e.g. `"train.steps=20"`; values are TOML.
+
+    Raises:
+        ManifestErrors: Everything that is wrong, ordered by place.
+        UsageError: E602, an override is not an assignment.
+    """
+    reading = read_leniently(path, overrides=overrides)
+    if reading.problems:
+        raise ManifestErrors(reading.problems)
+    assert reading.manifest is not None
+    return reading.manifest, reading.positions
+
+
+def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
+    """Like `read_manifest`, but what is readable is returned beside the problems.
+
+    Raises:
+        ManifestErrors: E001 or E002, when nothing can be read.
+        UsageError: E602, an override is not an assignment.
+    """
+    file = str(path)
+    document, positions = _parse(_read_text(path), file)
+    for number, override in enumerate(overrides, start=1):
+        change = _parse_override(override)
+        _merge(document, change)
+        place = Place("--set", number, 1)
+        positions = positions.with_places({key: place for key in _paths(change)})
+    problems, positions = rename_misspelt_sections(document, positions)
+    problems += _inexact_integers(document, positions)
+    wrong: list[KeyPath] = []
+    manifest = None
+    try:
+        manifest = Manifest.model_validate(document)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+        problems += describe_errors(errors, document, positions)
+        wrong = [entry["loc"] for entry in errors]
+        manifest = _without(document, wrong)
+        wrong += meant_keys(errors)
+    return Reading(manifest, positions, tuple(sort_problems(problems, file)), tuple(wrong))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        what, why = f"cannot read the manifest {path}", error.strerror or str(error)
+        fix = "name a TOML file"
+        near = _similar_file(path)
+        if near is not None:
+            fix = f"did you mean '{near}'?"
+    except UnicodeDecodeError as error:
+        what, why = f"{path} is not UTF-8 text", f"byte {error.start} cannot be decoded"
+        fix = "save it as UTF-8"
+    raise ManifestErrors([Problem(str(path), 1, 1, "E002", what, why, fix)])
+
+
+def _similar_file(path: Path) -> Path | None:
+    from miles_olmo.base.suggest import closest
+
+    if path.exists() or not path.parent.is_dir():
+        return None
+    near = closest(path.name, (entry.name for entry in path.parent.glob("*.toml")))
+    return path.with_name(near) if near is not None else None
+
+
+def _parse(text: str, file: str) -> tuple[dict[str, Any], Positions]:
+    try:
+        return tomli.loads(text), find_positions(text, file)
+    except tomli.TOMLDecodeError as error:
+        line, column, message = error.lineno, error.colno, error.msg
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, deep nesting
+        line, column, message = 1, 1, str(error)
+    fix = "correct the text at this place"
+    raise ManifestErrors([Problem(file, line, column, "E001", "not valid TOML", message, fix)])
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    try:
+        change = tomli.loads(text)
+    except (ValueError, RecursionError) as error:
+        change, reason = {}, str(error)
+    else:
+        reason = "it assigns nothing"
+    if not change:
+        name = text.split("=", 1)[0].strip()
+        raise UsageError(
+            "E602",
+            f"cannot use the override of '{name}'",
+            why=reason,
+            fix="write KEY=VALUE with a TOML value, such as train.steps=20 or name='\"other\"'",
+        )
+    return change
+
+
+def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:
+    for key, value in change.items():
+        present = document.get(key)
+        if isinstance(value, dict) and isinstance(present, dict):
+            _merge(present, value)
+        else:
+            document[key] = value
+
+
+def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _paths(inner, (*path, key))
+    else:
+        yield path
+
+
+def _inexact_integers(value: Any, positions: Positions, path: KeyPath = ()) -> Iterator[Problem]:
+    """Integers that the plan's canonical JSON cannot carry exactly."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _inexact_integers(inner, positions, (*path, key))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _inexact_integers(inner, positions, (*path, index))
+    elif isinstance(value, int) and abs(value) > _MAX_EXACT:
+        place = positions.where(path)
+        yield Problem(
+            place.file,
+            place.line,
+            place.column,
+            "E007",
+            f"{dotted(path)} is an integer of more than 53 bits",
+            "JSON readers cannot carry it exactly",
+            f"set a value below {2**53}",
+        )
+
+
+def _without(document: dict[str, Any], wrong: Sequence[KeyPath]) -> Manifest | None:
+    """The manifest with its wrong keys left to their defaults, or None when they have none."""
+    for path in wrong:
+        _remove(document, tuple(part for part in path if isinstance(part, str)))
+    try:
+        return Manifest.model_validate(document)
+    except ValidationError:
+        return None
+
+
+def _remove(document: Any, path: tuple[str, ...]) -> None:
+    for part in path[:-1]:
+        document = document.get(part) if isinstance(document, dict) else None
+    if isinstance(document, dict):
+        document.pop(path[-1], None)

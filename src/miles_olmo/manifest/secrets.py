@@ -1,0 +1,23 @@
+"""Keys that look as if they held a secret: their values are never printed, and never accepted."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+from miles_olmo.manifest.fields import all_keys
+
+_SECRET = re.compile(
+    r"(^|[_-])(token|key|secret|password|passwd|passphrase|credential|auth)s?$", re.IGNORECASE
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a key is named like a secret and is none of the manifest's own (`eos_token` is one)."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
+    return bool(_SECRET.search(words) or "apikey" in name.lower()) and name not in _own_names()
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    return frozenset(path[-1] for path in all_keys())

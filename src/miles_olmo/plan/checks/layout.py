@@ -1,0 +1,118 @@
+"""Checks of the model's shape and of what runs where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.plan.checks.finding import Check, Finding
+
+_WIDTHS = ("hidden_size", "head_dim", "expert_hidden_size", "shared_expert_hidden_size")
+
+
+def widths(m: Manifest) -> Iterator[Finding]:
+    for name in _WIDTHS:
+        width = getattr(m.model.shape, name)
+        if width % 8:
+            up = -(-width // 8) * 8
+            yield Finding(
+                "E101",
+                (f"model.shape.{name}",),
+                f"{name} = {width} is not a multiple of 8",
+                "grouped matrix products need rows of whole 16-byte words",
+                f"set {name} = {up}",
+            )
+
+
+def heads(m: Manifest) -> Iterator[Finding]:
+    shape = m.model.shape
+    if shape.num_attention_heads % shape.num_key_value_heads:
+        yield Finding(
+            "E102",
+            ("model.shape.num_key_value_heads", "model.shape.num_attention_heads"),
+            f"num_key_value_heads = {shape.num_key_value_heads} does not divide "
+            f"num_attention_heads = {shape.num_attention_heads}",
+            "every key-value head serves the same number of query heads",
+            f"set num_key_value_heads to a divisor of {shape.num_attention_heads}",
+        )
+
+
+def experts(m: Manifest) -> Iterator[Finding]:
+    shape = m.model.shape
+    if shape.num_experts_per_token > shape.num_experts:
+        yield Finding(
+            "E103",
+            ("model.shape.num_experts_per_token", "model.shape.num_experts"),
+            f"num_experts_per_token = {shape.num_experts_per_token} with "
+            f"num_experts = {shape.num_experts}",
+            "a token is sent to an expert at most once",
+            f"set num_experts_per_token to at most {shape.num_experts}",
+        )
+
+
+def trainer_parallelism(m: Manifest) -> Iterator[Finding]:
+    parallel = m.train.parallel
+    for name in ("tensor", "pipeline", "context"):
+        degree = getattr(parallel, name)
+        if degree > 1:
+            yield Finding(
+                "E104",
+                (f"train.parallel.{name}",),
+                f"{name} = {degree} in [train.parallel]",
+                "replayed routes cover whole sequences on whole layers, so the trainer "
+                "is spread over data and experts only",
+                f"set {name} = 1",
+            )
+    for name in ("data", "expert"):
+        degree = getattr(parallel, name)
+        if degree > 1:
+            yield Finding(
+                "E108",
+                (f"train.parallel.{name}",),
+                f"{name} = {degree} in [train.parallel]",
+                "this version trains in one process; data parallelism comes with expert parallelism",
+                f"set {name} = 1",
+            )
+
+
+def packs(m: Manifest) -> Iterator[Finding]:
+    count = m.train.packing.packs_per_microbatch
+    if count > 1:
+        yield Finding(
+            "E105",
+            ("train.packing.packs_per_microbatch",),
+            f"packs_per_microbatch = {count}",
+            "a microbatch is one pack: documents are isolated inside one row",
+            "set packs_per_microbatch = 1 and raise train.packing.max_tokens",
+        )
+
+
+def engines(m: Manifest) -> Iterator[Finding]:
+    engines = m.engines
+    if engines.tensor_parallel > 1:
+        yield Finding(
+            "E106",
+            ("engines.tensor_parallel",),
+            f"tensor_parallel = {engines.tensor_parallel} in [engines]",
+            "an engine records the routes of the whole model in one process",
+            "set tensor_parallel = 1 and raise engines.count",
+        )
+    if engines.colocate == "offload":
+        yield Finding(
+            "E107",
+            ("engines.colocate",),
+            "colocate = 'offload'",
+            "publication and health checks need trainer and engines in memory at the same time",
+            "set colocate = 'none'",
+        )
+    if engines.kind == "vllm":
+        yield Finding(
+            "E109",
+            ("engines.kind",),
+            "kind = 'vllm' in [engines]",
+            "this version has no vLLM plug-in for the policy's architecture",
+            "set kind = 'core'",
+        )
+
+
+LAYOUT_CHECKS: tuple[Check, ...] = (widths, heads, experts, trainer_parallelism, packs, engines)
