@@ -50,6 +50,16 @@ def gone_within(seconds, groups):
     return True
 
 
+ORPHANING = (
+    """
+import subprocess, sys
+code = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE).stdout.readline()
+"""
+    + OBEDIENT
+)
+
+
 def start(child):
     supervisor = subprocess.Popen(
         [sys.executable, "-c", SUPERVISOR, child], stdout=subprocess.PIPE, text=True
@@ -68,6 +78,14 @@ def test_children_end_when_the_supervisor_is_killed():
 
 def test_a_child_that_ignores_sigterm_is_ended_with_its_own_children():
     supervisor, children = start(STUBBORN)
+    assert all(len(group_members(child)) == 2 for child in children)
+    supervisor.send_signal(signal.SIGKILL)
+    supervisor.wait()
+    assert gone_within(5, children)
+
+
+def test_children_of_a_child_that_ends_at_once_are_ended_too():
+    supervisor, children = start(ORPHANING)
     assert all(len(group_members(child)) == 2 for child in children)
     supervisor.send_signal(signal.SIGKILL)
     supervisor.wait()

@@ -40,6 +40,14 @@ class MilesError(Exception):
         clauses = [clause.rstrip(".;") for clause in (self.what, self.why, self.fix) if clause]
         return f"{self.code}: " + "; ".join(clauses)
 
+    def report(self, *, color: bool = False) -> str:
+        """What a person reads; reports of several problems have a line for each."""
+        return f"\x1b[31m{self.code}\x1b[0m{str(self)[len(self.code) :]}" if color else str(self)
+
+    def as_json_list(self) -> list[dict[str, Any]]:
+        """Every fault that this error stands for, usually one."""
+        return [self.as_json()]
+
     def __reduce__(self):  # keeps keyword fields when an error crosses a process pool
         return (_rebuild, (type(self), self.code, self.what, self.why, self.fix, self.details))
 

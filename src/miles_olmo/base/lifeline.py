@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+
+from miles_olmo.base.processes import group_members
 
 LIFELINE_VARIABLE = "MILES_LIFELINE_FD"
 """Environment variable that holds the descriptor number of the read end."""
@@ -40,8 +43,8 @@ class Lifeline:
 def hold_lifeline(grace_seconds: float = 5.0) -> bool:
     """Watch the supervisor from a daemon thread; end this process when it dies.
 
-    SIGTERM to this process first, so that its own handlers run; after `grace_seconds`, SIGKILL to
-    its process group if it leads one (its children go too), else `os._exit`.
+    SIGTERM first, so that handlers run; SIGKILL after `grace_seconds`. A process that leads its
+    process group takes the whole group with it, children that outlive it included.
 
     Returns:
         False when this process was not started by a supervisor (nothing to hold).
@@ -64,8 +67,35 @@ def _watch(descriptor: int, grace_seconds: float) -> None:
         print("the supervisor is gone: ending this process", file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(grace_seconds)
-    if os.getpgrp() == os.getpid():
-        os.killpg(os.getpgrp(), signal.SIGKILL)
+    if not (os.getpgrp() == os.getpid() and _send_undertaker(grace_seconds)):
+        os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_seconds + 1)
     os._exit(LIFELINE_EXIT)
+
+
+def _send_undertaker(grace_seconds: float) -> bool:
+    """Start a process that ends our group: SIGTERM may end us at once, and our children not.
+
+    It belongs to the group, so the group's number stays taken until the work is done.
+    """
+    argv = [sys.executable, "-m", __name__, str(os.getpgrp()), str(grace_seconds)]
+    try:
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+    except OSError:
+        return False
+    return True
+
+
+def _undertake(group: int, grace_seconds: float) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if os.getpgrp() != group:
+        raise SystemExit("not a member of the group")
+    os.killpg(group, signal.SIGTERM)
+    deadline = time.monotonic() + grace_seconds
+    while group_members(group) != [os.getpid()] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    _undertake(int(sys.argv[1]), float(sys.argv[2]))

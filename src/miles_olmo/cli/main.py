@@ -6,12 +6,15 @@ import importlib
 import json
 import os
 import sys
+from typing import Any
 
 import click
 
 import miles_olmo
-from miles_olmo.base.codes.entry import EXIT_BUG, EXIT_INTERRUPTED
+from miles_olmo.base.codes.entry import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK
 from miles_olmo.base.errors import MilesError
+from miles_olmo.base.suggest import closest
+from miles_olmo.cli.terminal import wants_color
 
 # command name -> (module under miles_olmo.cli, one-line help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -40,6 +43,15 @@ class LazyGroup(click.Group):
         module = importlib.import_module(f"miles_olmo.cli.{COMMANDS[cmd_name][0]}")
         return getattr(module, f"{cmd_name.replace('-', '_')}_command")
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS:
+            near = closest(args[0], COMMANDS)
+            hint = f" Did you mean '{near}'?" if near else ""
+            raise click.UsageError(f"No such command '{args[0]}'.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
@@ -51,31 +63,50 @@ def cli() -> None:
     """Reinforcement learning for Olmo mixture-of-experts models."""
 
 
+def _print_errors(errors: list[dict[str, Any]]) -> None:
+    print(json.dumps({"schema": "miles-olmo/error/v1", "errors": errors}))
+
+
+def usage_fault(error: click.ClickException) -> dict[str, Any]:
+    """What click found wrong with the command line, in the form of our own errors."""
+    return MilesError("E600", error.format_message(), fix="see 'miles --help'").as_json()
+
+
 def main() -> None:
     """Entry point: run the command, turn our errors into messages and exit codes."""
-    wants_json = "--json" in sys.argv[1:]
     try:
-        cli.main(standalone_mode=False)
+        code = _run(wants_json="--json" in sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = EXIT_OK
+    sys.exit(code)
+
+
+def _run(*, wants_json: bool) -> int:
+    try:
+        result = cli.main(standalone_mode=False)
+        return result if isinstance(result, int) else EXIT_OK
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        if wants_json:
+            _print_errors([usage_fault(error)])
+        else:
+            error.show()
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         print("interrupted", file=sys.stderr)
-        sys.exit(EXIT_INTERRUPTED)
+        return EXIT_INTERRUPTED
     except MilesError as error:
         if wants_json:
-            print(json.dumps({"schema": "miles-olmo/error/v1", "errors": [error.as_json()]}))
+            _print_errors(error.as_json_list())
         else:
-            print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+            print(error.report(color=wants_color(sys.stderr)), file=sys.stderr)
+        return error.exit_code
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
-    except SystemExit:
         raise
     except Exception:
         import traceback
 
         traceback.print_exc()
         print("this is a bug in miles-olmo; please report it with the lines above", file=sys.stderr)
-        sys.exit(EXIT_BUG)
+        return EXIT_BUG

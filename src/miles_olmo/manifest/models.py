@@ -168,6 +168,8 @@ class Engines(Section):
     """How often a failed request is sent again, to another engine if there is one."""
     max_restarts: NaturalInt = 1
     """How often the supervisor restarts a dead engine."""
+    base_port: Annotated[int, Field(ge=0, le=65000)] = 0
+    """Engine i listens on base_port + i; 0 lets each engine choose a free port."""
 
 
 class Reward(Section):

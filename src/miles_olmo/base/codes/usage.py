@@ -4,6 +4,14 @@ from miles_olmo.base.codes.entry import EXIT_USAGE, Code
 
 ENTRIES: tuple[Code, ...] = (
     Code(
+        code="E600",
+        title="wrong command line",
+        cause="A command, option or argument is unknown or missing.",
+        example="miles plan --ouput plan.json",
+        fix="'miles COMMAND --help' shows what it takes.",
+        exit_code=EXIT_USAGE,
+    ),
+    Code(
         code="E601",
         title="unknown error code",
         cause="'miles explain' was asked for a code that does not exist.",

@@ -68,9 +68,9 @@ def rows(m: Manifest, spec: PrepareData) -> Iterator[Finding]:
             f"there are {available} numbers of {spec.digits} digits, and none is used twice",
             "lower num_train or raise digits",
         )
-    if m.evaluation is not None and m.data.evaluation is not None:
-        if m.evaluation.num_prompts > spec.num_evaluation:
-            yield too_few_for_evaluation(m.evaluation.num_prompts, spec.num_evaluation)
+    asked_prompts = m.evaluation.num_prompts if m.evaluation and m.data.evaluation else 0
+    if asked_prompts > spec.num_evaluation:
+        yield too_few_for_evaluation(asked_prompts, spec.num_evaluation)
 
 
 def lengths(m: Manifest, spec: PrepareData) -> Iterator[Finding]:

@@ -1,0 +1,139 @@
+"""Setting up an attempt: a new run, or another start of an old one. No process is started here.
+
+Everything that can be refused is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import Any
+
+from miles_olmo.base.errors import LaunchError
+from miles_olmo.base.files import write_json
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.launch.backend import LaunchRequest
+from miles_olmo.launch.control import ControlFile, acquire_run
+from miles_olmo.launch.preflight import check_machine
+from miles_olmo.launch.resume import check_changes
+from miles_olmo.launch.run_id import create_run_directory
+from miles_olmo.plan.model import RunPlan
+from miles_olmo.records.receipts import ReceiptLog, read_chain
+from miles_olmo.records.runs import resolve_run
+from miles_olmo.records.status import LAUNCHER, read_status
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that is ready to be supervised."""
+
+    run: RunDirectory
+    plan: RunPlan
+    number: int
+    lock: int
+    """Descriptor that holds the run's lock."""
+
+
+def set_up_attempt(request: LaunchRequest) -> Attempt:
+    """Make the attempt that a request asks for; the caller owns its lock."""
+    if request.resume is not None:
+        return _resume(request, request.resume)
+    assert request.plan is not None
+    return _begin(request, request.plan)
+
+
+def _begin(request: LaunchRequest, plan: RunPlan) -> Attempt:
+    check_machine(plan, request.runs)
+    run = create_run_directory(request.runs, plan, request.name)
+    try:
+        lock = acquire_run(run)
+        ControlFile(run, attempt=1)
+        _write_plan(run, plan)
+        _accept(run, 1, plan, differences=[])
+    except BaseException:
+        shutil.rmtree(run.root, ignore_errors=True)  # made a moment ago, by us, and of no use
+        raise
+    return Attempt(run, plan, 1, lock)
+
+
+def _resume(request: LaunchRequest, text: str) -> Attempt:
+    run = resolve_run(text, request.runs)
+    lock = acquire_run(run)
+    try:
+        old = _read_plan(run)
+        plan = request.plan or old
+        differences = check_changes(run, old, plan, request.accept_changes)
+        if not differences and read_status(run.root).outcome == "finished":
+            raise LaunchError(
+                "E507",
+                f"the run {run.run_id} is finished",
+                why="its plan has nothing left to do",
+                fix="raise train.steps and pass --accept-changes, or launch a new run",
+                run=run.run_id,
+            )
+        check_machine(plan, run.root.parent)
+        number = 1 + _last_attempt(run)
+        if plan.digest != old.digest:
+            write_json(run.root / f"plan-attempt-{number - 1}.json", old.model_dump(mode="json"))
+            _write_plan(run, plan)
+        ControlFile(run, number)
+        _accept(run, number, plan, differences)
+    except BaseException:
+        os.close(lock)
+        raise
+    return Attempt(run, plan, number, lock)
+
+
+def _accept(
+    run: RunDirectory, attempt: int, plan: RunPlan, differences: list[dict[str, Any]]
+) -> None:
+    receipts = ReceiptLog(run.receipt_log(LAUNCHER), LAUNCHER)
+    body: dict[str, Any] = {"attempt": attempt, "plan_digest": plan.digest}
+    if differences:
+        receipts.append("changes-accepted", {**body, "differences": differences})
+    receipts.append("plan-accepted", body)
+
+
+def _write_plan(run: RunDirectory, plan: RunPlan) -> None:
+    write_json(run.plan, plan.model_dump(mode="json"))
+
+
+def _read_plan(run: RunDirectory) -> RunPlan:
+    try:
+        return RunPlan.model_validate_json(run.plan.read_bytes())
+    except ValueError as error:
+        raise LaunchError(
+            "E509",
+            f"{run.plan} is not a plan of this version",
+            why=str(error).splitlines()[0],
+            fix="resume with the version of miles-olmo that started the run",
+            run=run.run_id,
+        ) from error
+
+
+def _last_attempt(run: RunDirectory) -> int:
+    numbers = [
+        event["body"]["attempt"]
+        for event in read_chain(run.receipt_log(LAUNCHER)).events
+        if isinstance(event["body"].get("attempt"), int)
+    ]
+    return max(numbers, default=0)
+
+
+def read_exit_code(run: RunDirectory, attempt: int) -> int | None:
+    """The exit code that a failed attempt recorded; None when it recorded no failure."""
+    for event in reversed(read_chain(run.receipt_log(LAUNCHER)).events):
+        if event["type"] == "run-failed" and event["body"].get("attempt") == attempt:
+            return int(event["body"]["exit_code"])
+    return None
+
+
+def control_state(run: RunDirectory) -> tuple[int, str]:
+    """(attempt, state) of `control.json`; (0, "") while it cannot be read."""
+    try:
+        content = json.loads(run.control.read_bytes())
+        return int(content["attempt"]), str(content["state"])
+    except (OSError, ValueError, KeyError):
+        return 0, ""

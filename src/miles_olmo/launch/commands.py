@@ -1,0 +1,95 @@
+"""What is executed for each job of a plan: arguments, never a shell string, and the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from miles_olmo.base.errors import LaunchError
+from miles_olmo.base.lifeline import LIFELINE_VARIABLE
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.plan.model import JobSpec, RunPlan
+from miles_olmo.wire.protocol import TOKEN_VARIABLE
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobCommand:
+    """One process to start."""
+
+    name: str
+    """Unique in the run; also names the log file and the job's receipts."""
+    role: Literal["prepare", "trainer", "engine"]
+    argv: tuple[str, ...]
+    threads: int
+    """CPU threads of the process."""
+    index: int = 0
+    """Number among the engines."""
+    port: int = 0
+    """Port of an engine; 0 lets it choose a free one."""
+
+
+def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobCommand]:
+    """Every job of a plan as a command, in the plan's order.
+
+    Raises:
+        LaunchError: E515, a job wants several processes, which this backend cannot start.
+    """
+    commands, engines = [], 0
+    for job in plan.content.jobs:
+        if job.processes != 1:
+            raise LaunchError(
+                "E515",
+                f"job {job.name} wants {job.processes} processes",
+                why="the local backend starts one process per job",
+                fix="set train.parallel.data and train.parallel.expert to 1",
+                job=job.name,
+            )
+        extra: tuple[str, ...] = ()
+        index = port = 0
+        if job.role == "engine":
+            index, engines = engines, engines + 1
+            port = engine_port(plan, index)
+            host = plan.manifest.launch.host
+            extra = ("--index", str(index), "--host", host, "--port", str(port))
+        argv = (*_base_arguments(job, plan, run, attempt), *extra)
+        commands.append(JobCommand(job.name, job.role, argv, job.threads, index, port))
+    return commands
+
+
+def engine_port(plan: RunPlan, index: int) -> int:
+    """Port of engine `index`; 0 (any free port) unless the manifest fixes a base port."""
+    base = plan.manifest.engines.base_port
+    return base + index if base else 0
+
+
+def job_environment(command: JobCommand, token: Path, lifeline: int) -> dict[str, str]:
+    """The launcher's environment plus what a job needs; it is handed over, never written down."""
+    return {
+        **os.environ,
+        **{name: str(command.threads) for name in _THREAD_VARIABLES},
+        "PYTHONUNBUFFERED": "1",  # logs are whole when a process is killed
+        "PYTHONSAFEPATH": "1",  # files in the working directory shadow no module
+        TOKEN_VARIABLE: str(token),
+        LIFELINE_VARIABLE: str(lifeline),
+    }
+
+
+def _base_arguments(
+    job: JobSpec, plan: RunPlan, run: RunDirectory, attempt: int
+) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", job.module),
+        *("--plan", str(run.plan), "--digest", plan.digest),
+        *("--run", str(run.root), "--attempt", str(attempt)),
+    )

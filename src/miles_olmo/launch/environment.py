@@ -1,0 +1,106 @@
+"""What the machine and its Python are, for receipts and for `miles doctor`. Imports no package."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from miles_olmo.base.errors import LaunchError
+
+EXTRAS = ("train", "serve", "beaker", "rewards")
+"""Optional parts of miles-olmo that a user installs by name."""
+
+# Distribution name -> import name, where the two differ.
+_IMPORT_NAMES = {"ai2-olmo-core": "olmo_core", "beaker-py": "beaker", "math-verify": "math_verify"}
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)")
+_EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
+
+
+def requirements(extra: str | None) -> dict[str, str]:
+    """What miles-olmo (or one of its extras) requires: distribution name -> requirement.
+
+    Raises:
+        LaunchError: E503, miles-olmo runs from a folder and pip knows nothing of it.
+    """
+    try:
+        declared = importlib.metadata.requires("miles-olmo") or []
+    except importlib.metadata.PackageNotFoundError:
+        raise LaunchError(
+            "E503",
+            "miles-olmo is not installed in this Python",
+            why="its requirements are read from its installed metadata",
+            fix=f"run: {sys.executable} -m pip install -e '.[train]' in the project's folder",
+        ) from None
+    found = {}
+    for requirement in declared:
+        marker = _EXTRA.search(requirement)
+        name = _REQUIREMENT.match(requirement)
+        if name and (marker[1] if marker else None) == extra:
+            found[name[1]] = requirement.partition(";")[0].strip()
+    return found
+
+
+def installed_version(distribution: str) -> str | None:
+    """Version of an installed distribution; None when it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def missing_distributions(extra: str) -> list[str]:
+    """Distributions of an extra whose module cannot be found. Nothing is imported."""
+    return [name for name in requirements(extra) if not _can_be_found(import_name(name))]
+
+
+def import_name(distribution: str) -> str:
+    """The module that a distribution of our extras provides."""
+    return _IMPORT_NAMES.get(distribution, distribution.replace("-", "_"))
+
+
+def _can_be_found(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def pip_line(extra: str) -> str:
+    """The command that installs an extra into this Python."""
+    return f'{sys.executable} -m pip install "miles-olmo[{extra}]"'
+
+
+def machine_facts() -> dict[str, Any]:
+    """Python, platform, processor and package versions; no host name, no user, no environment."""
+    names = [name for extra in (None, *EXTRAS) for name in requirements(extra)]
+    versions = {name: installed_version(name) for name in ("miles-olmo", *names)}
+    return {
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.release()}-{platform.machine()}",
+        "cpu": cpu_model(),
+        "cpu_count": available_cpus(),
+        "packages": {name: version for name, version in sorted(versions.items()) if version},
+    }
+
+
+def cpu_model() -> str:
+    """Name of the processor, as the operating system gives it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^(?:model name|Model|Hardware)\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
+
+
+def available_cpus() -> int:
+    """Processors this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,119 @@
+"""From a manifest to a run plan: check everything, pin every input, derive what follows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.manifest.reading import read_leniently
+from miles_olmo.manifest.reports import ManifestErrors, sort_problems
+from miles_olmo.plan.checks import check_manifest
+from miles_olmo.plan.hashing import code_version, git_commit
+from miles_olmo.plan.model import (
+    JobSpec,
+    LocalFacts,
+    PlanContent,
+    PlanInput,
+    Resolved,
+    RunPlan,
+    content_digest,
+)
+from miles_olmo.plan.sizes import checkpoint_bytes, num_active_parameters, num_parameters
+
+
+def build_plan(manifest_path: Path, *, overrides: Sequence[str] = ()) -> RunPlan:
+    """Plan a run; writes nothing.
+
+    Args:
+        manifest_path: The TOML file.
+        overrides: Assignments that replace keys, e.g. `"train.steps=20"`; values are TOML.
+
+    Raises:
+        ManifestErrors: Everything that is wrong with the manifest and its inputs, in one report.
+        UsageError: E602, an override is not an assignment.
+    """
+    manifest, inputs = checked_manifest(manifest_path, overrides=overrides)
+    content = PlanContent(
+        manifest=manifest,
+        inputs=inputs,
+        code=code_version(),
+        jobs=plan_jobs(manifest),
+        resolved=resolve(manifest),
+    )
+    local = LocalFacts(
+        manifest_path=str(manifest_path.resolve()),
+        base_directory=str(manifest_path.resolve().parent),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        git_commit=git_commit(),
+    )
+    return RunPlan(digest=content_digest(content), content=content, local=local)
+
+
+def checked_manifest(
+    manifest_path: Path, *, overrides: Sequence[str] = ()
+) -> tuple[Manifest, tuple[PlanInput, ...]]:
+    """Read and check a manifest and its inputs.
+
+    Raises:
+        ManifestErrors: Everything that is wrong, in one report.
+        UsageError: E602, an override is not an assignment.
+    """
+    reading = read_leniently(manifest_path, overrides=overrides)
+    problems = list(reading.problems)
+    inputs: tuple[PlanInput, ...] = ()
+    if reading.manifest is not None:
+        inputs, found = check_manifest(
+            reading.manifest,
+            reading.positions,
+            manifest_path.resolve().parent,
+            shown_base=os.path.dirname(manifest_path),  # noqa: PTH120 - "" for a bare name
+            wrong=reading.wrong,
+        )
+        problems += found
+    if problems or reading.manifest is None:
+        raise ManifestErrors(sort_problems(problems, str(manifest_path)))
+    return reading.manifest, inputs
+
+
+def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
+    """The processes of a run: data preparation if the run makes its data, engines, trainer."""
+    threads = m.launch.threads
+
+    def job(name: str, role: str, *, restartable: bool = False) -> JobSpec:
+        return JobSpec.model_validate(
+            {
+                "name": name,
+                "role": role,
+                "module": f"miles_olmo.jobs.{role}",
+                "processes": 1,
+                "device": "cpu",
+                "threads": threads,
+                "restartable": restartable,
+            }
+        )
+
+    prepare = [job("prepare", "prepare")] if m.data.prepare is not None else []
+    engines = [job(f"engine-{i}", "engine", restartable=True) for i in range(m.engines.count)]
+    return (*prepare, *engines, job("trainer", "trainer"))
+
+
+def resolve(m: Manifest) -> Resolved:
+    """Values that follow from the manifest."""
+    samples = m.rollout.prompts_per_step * m.rollout.samples_per_prompt
+    longest = m.rollout.max_prompt_tokens + m.rollout.max_response_tokens
+    return Resolved(
+        samples_per_step=samples,
+        samples_per_update=samples // m.train.updates_per_step,
+        max_sequence_tokens=longest,
+        max_tokens_per_step=samples * longest,
+        num_parameters=num_parameters(m.model.shape),
+        num_active_parameters=num_active_parameters(m.model.shape),
+        checkpoint_bytes=checkpoint_bytes(m.model),
+        constant_length=m.algorithm.constant_length or m.rollout.max_response_tokens,
+        bit_exact=(
+            m.engines.kind == "core" and m.launch.threads == 1 and m.model.dtype == "float32"
+        ),
+    )

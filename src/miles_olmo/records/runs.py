@@ -1,0 +1,74 @@
+"""Finding a run: by id, unique prefix of an id, path, or "latest"."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from miles_olmo.base.errors import UsageError
+from miles_olmo.base.rundir import RunDirectory
+
+LATEST = "latest"
+
+
+def resolve_run(text: str, runs_directory: Path) -> RunDirectory:
+    """The run that a person means.
+
+    Raises:
+        UsageError: E501, there is no such run, or the prefix fits several.
+    """
+    if text == LATEST:
+        return RunDirectory(_latest(runs_directory))
+    for path in (runs_directory / text, Path(text)):
+        if text and (path / "plan.json").exists():
+            return RunDirectory(path.resolve())
+    ids = run_ids(runs_directory)
+    matches = [run_id for run_id in ids if text and run_id.startswith(text)]
+    if len(matches) == 1:
+        return RunDirectory((runs_directory / matches[0]).resolve())
+    near = matches or difflib.get_close_matches(text, ids, n=3)
+    raise UsageError(
+        "E501",
+        f"there is no run {text!r} in {runs_directory}"
+        if not matches
+        else f"{text!r} is the beginning of {len(matches)} runs",
+        why=f"did you mean {' or '.join(near[:3])}?" if near else _why_none(ids),
+        fix="name an id, a unique beginning of one, a run directory, or latest (see miles status)",
+        run=text,
+        runs_directory=str(runs_directory),
+        candidates=near,
+    )
+
+
+def run_ids(runs_directory: Path) -> list[str]:
+    """Ids of all runs in a directory, sorted; none when it is absent."""
+    if not runs_directory.is_dir():
+        return []
+    return sorted(p.name for p in runs_directory.iterdir() if (p / "plan.json").exists())
+
+
+def _latest(runs_directory: Path) -> Path:
+    """The run that was started or resumed last: its control file is written at each start."""
+    paths = [runs_directory / run_id for run_id in run_ids(runs_directory)]
+    if not paths:
+        raise UsageError(
+            "E501",
+            f"there is no run in {runs_directory}",
+            why="nothing was launched there yet",
+            fix="launch one, or name the directory with --runs",
+            run=LATEST,
+            runs_directory=str(runs_directory),
+        )
+    return max(paths, key=_last_started).resolve()
+
+
+def _last_started(path: Path) -> tuple[int, str]:
+    run = RunDirectory(path)
+    newest = max(
+        (p for p in (run.control, run.plan) if p.exists()), key=lambda p: p.stat().st_mtime
+    )
+    return (newest.stat().st_mtime_ns, path.name)
+
+
+def _why_none(ids: list[str]) -> str:
+    return f"it holds {len(ids)} other runs" if ids else "it holds no runs"

@@ -1,0 +1,298 @@
+"""The state of a run, read from its files alone: while it runs, after it ended, after a crash.
+
+No process is asked. Whether the run still lives is decided by the identity of its supervisor (pid
+and start time) in `control.json`; on another machine, by how fresh that file is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from miles_olmo.base.processes import ProcessIdentity
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.records.metrics import MetricRow, Metrics, read_metrics
+from miles_olmo.records.receipts import merge_receipts
+
+STATUS_SCHEMA = "miles-olmo/status/v1"
+LAUNCHER = "launcher"
+"""Writer of the supervisor's receipts."""
+
+HEARTBEAT_SECONDS = 5.0
+"""How often a supervisor touches `control.json`."""
+
+Outcome = Literal["running", "finished", "failed", "crashed", "cancelled"]
+_ENDINGS: dict[str, Outcome] = {
+    "run-finished": "finished",
+    "run-failed": "failed",
+    "run-cancelled": "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptStatus:
+    """One start of the run."""
+
+    number: int
+    started_at: str
+    ended_at: str | None
+    """None while it runs and after a crash."""
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """One process of the current attempt."""
+
+    name: str
+    pid: int
+    alive: bool
+    started_at: str
+    exit_code: int | None
+    """Negative: the signal that ended it. None while it runs and when nobody was left to see."""
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A rollout server that announced itself in `engines/`."""
+
+    index: int
+    url: str
+    pid: int
+    attempt: int
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What `miles status RUN` shows."""
+
+    run_id: str
+    directory: str
+    name: str
+    plan_digest: str
+    outcome: Outcome
+    """crashed: the supervisor is gone and wrote no ending."""
+    since: str
+    """When the outcome began; for a crash, the last sign of life. UTC, ISO 8601."""
+    phase: Literal["starting", "prepare", "warmup", "train"]
+    """Where the current attempt is, or was when it ended."""
+    step: int
+    """Last training step that counts; 0 before the first."""
+    total_steps: int
+    attempt: int
+    attempts: tuple[AttemptStatus, ...]
+    latest: dict[str, MetricRow] = field(default_factory=dict)
+    """Last row of each phase that has one."""
+    evaluations: tuple[MetricRow, ...] = ()
+    checkpoints: tuple[int, ...] = ()
+    """Steps of complete checkpoints."""
+    exported: bool = False
+    jobs: tuple[JobStatus, ...] = ()
+    engines: tuple[EngineStatus, ...] = ()
+    error: dict[str, Any] | None = None
+    """The error of a failed or crashed run: {job, code, what, why, fix, details}."""
+    problems: tuple[str, ...] = ()
+    """Records that are damaged or unreadable."""
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-safe, with the schema `miles-olmo/status/v1`."""
+        return {"schema": STATUS_SCHEMA, **asdict(self)}
+
+
+def read_status(run_directory: Path) -> RunStatus:
+    """Read the state of one run.
+
+    Args:
+        run_directory: `runs/<id>`; need not be complete, damage is listed in `problems`.
+    """
+    run = RunDirectory(run_directory)
+    problems: list[str] = []
+    plan = _read_json(run.plan, problems)
+    control = _read_json(run.control, problems)
+    chain = merge_receipts(run.receipts)
+    problems += [str(problem) for problem in chain.problems if problem.kind != "missing"]
+    metrics = read_metrics(run.metrics)
+    problems += metrics.problems
+    launcher = [event for event in chain.events if event["writer"] == LAUNCHER]
+    attempts = _attempts(run, launcher, control)
+    content = plan.get("content", {}).get("manifest", {})
+    current = attempts[-1] if attempts else None
+    outcome = current.outcome if current else _unstarted(run, control)
+    train = metrics.latest("train")
+    number = current.number if current else 0
+    return RunStatus(
+        run_id=run.run_id,
+        directory=str(run_directory.absolute()),
+        name=content.get("name", ""),
+        plan_digest=plan.get("digest", ""),
+        outcome=outcome,
+        since=_since(run, current, outcome),
+        phase=_phase(metrics, number, launcher),
+        step=train.step if train else 0,
+        total_steps=content.get("train", {}).get("steps", 0),
+        attempt=number,
+        attempts=tuple(attempts),
+        latest={p: r for p in ("warmup", "train", "evaluation") if (r := metrics.latest(p))},
+        evaluations=metrics.of("evaluation"),
+        checkpoints=tuple(run.checkpoint_steps()),
+        exported=(run.export / "config.json").exists(),
+        jobs=_jobs(control, launcher, number),
+        engines=_engines(run, control, number),
+        error=_error(chain.events, number) if outcome in ("failed", "crashed") else None,
+        problems=tuple(problems),
+    )
+
+
+def list_runs(runs_directory: Path) -> list[RunStatus]:
+    """The state of every run in a directory, oldest first. An absent directory holds none."""
+    if not runs_directory.is_dir():
+        return []
+    runs = [path for path in runs_directory.iterdir() if (path / "plan.json").exists()]
+    return sorted((read_status(path) for path in runs), key=lambda s: (_started(s), s.run_id))
+
+
+def supervisor_identity(control: dict[str, Any]) -> ProcessIdentity | None:
+    """The supervisor that `control.json` names."""
+    try:
+        return ProcessIdentity.from_json(control["supervisor"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_supervised(run: RunDirectory, control: dict[str, Any]) -> bool:
+    """Whether the run's supervisor lives."""
+    identity = supervisor_identity(control)
+    if identity is None:
+        return False
+    if identity.is_here:
+        return identity.is_alive
+    return time.time() - run.control.stat().st_mtime < 6 * HEARTBEAT_SECONDS
+
+
+def read_control(run: RunDirectory) -> dict[str, Any]:
+    """`control.json`; empty when there is none or it is damaged."""
+    return _read_json(run.control, [])
+
+
+def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        problems.append(f"{path}: {error}")
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _attempts(
+    run: RunDirectory, launcher: Sequence[dict[str, Any]], control: dict[str, Any]
+) -> list[AttemptStatus]:
+    attempts: list[AttemptStatus] = []
+    for event in launcher:
+        if event["type"] == "attempt-started":
+            number = int(event["body"].get("attempt", len(attempts) + 1))
+            attempts.append(AttemptStatus(number, event["at"], None, "crashed"))
+        elif event["type"] in _ENDINGS and attempts:
+            last = attempts[-1]
+            ending = _ENDINGS[event["type"]]
+            attempts[-1] = AttemptStatus(last.number, last.started_at, event["at"], ending)
+    if attempts and attempts[-1].ended_at is None and is_supervised(run, control):
+        last = attempts[-1]
+        attempts[-1] = AttemptStatus(last.number, last.started_at, None, "running")
+    return attempts
+
+
+def _unstarted(run: RunDirectory, control: dict[str, Any]) -> Outcome:
+    return "running" if is_supervised(run, control) else "crashed"
+
+
+def _since(run: RunDirectory, attempt: AttemptStatus | None, outcome: Outcome) -> str:
+    if attempt and outcome == "running":
+        return attempt.started_at
+    if attempt and attempt.ended_at:
+        return attempt.ended_at
+    for path in (run.control, run.plan, run.root):
+        if path.exists():
+            moment = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+            return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return ""
+
+
+def _phase(
+    metrics: Metrics, attempt: int, launcher: Sequence[dict[str, Any]]
+) -> Literal["starting", "prepare", "warmup", "train"]:
+    phases = {row.phase for row in metrics.rows if row.attempt == attempt}
+    if phases & {"train", "evaluation"}:
+        return "train"
+    if phases:
+        return "warmup"
+    roles = [
+        (event["type"], event["body"].get("role"))
+        for event in launcher
+        if event["body"].get("attempt") == attempt
+    ]
+    preparing = ("job-started", "prepare") in roles and ("job-exited", "prepare") not in roles
+    return "prepare" if preparing else "starting"
+
+
+def _jobs(
+    control: dict[str, Any], launcher: Sequence[dict[str, Any]], attempt: int
+) -> tuple[JobStatus, ...]:
+    exits = {
+        (event["body"].get("job"), event["body"].get("pid")): event["body"].get("exit_code")
+        for event in launcher
+        if event["type"] == "job-exited" and event["body"].get("attempt") == attempt
+    }
+    statuses = []
+    for name, job in control.get("jobs", {}).items():
+        identity = ProcessIdentity.from_json(job["process"])
+        exit_code = exits.get((name, identity.pid))
+        statuses.append(
+            JobStatus(
+                name=name,
+                pid=identity.pid,
+                alive=exit_code is None and identity.is_alive,
+                started_at=job["started_at"],
+                exit_code=exit_code,
+                restarts=job["restarts"],
+            )
+        )
+    return tuple(statuses)
+
+
+def _engines(run: RunDirectory, control: dict[str, Any], attempt: int) -> tuple[EngineStatus, ...]:
+    engines = []
+    for path in sorted((run.root / "engines").glob("engine-*.json")):
+        entry = _read_json(path, [])
+        if entry.get("attempt") != attempt:
+            continue
+        job = control.get("jobs", {}).get(path.stem)
+        alive = bool(job) and ProcessIdentity.from_json(job["process"]).is_alive
+        pid, url = int(entry.get("pid", 0)), str(entry.get("url", ""))
+        engines.append(EngineStatus(int(entry.get("index", -1)), url, pid, attempt, alive))
+    return tuple(sorted(engines, key=lambda engine: engine.index))
+
+
+def _error(events: Sequence[dict[str, Any]], attempt: int) -> dict[str, Any] | None:
+    """The launcher's account of the failure; after a crash, what a job itself reported."""
+    found = None
+    for event in events:
+        if event["type"] == "attempt-started":
+            found = None
+        elif event["type"] == "job-failed" and found is None:
+            found = {"job": event["writer"], **event["body"]}
+        elif event["type"] == "run-failed":
+            found = {"job": event["body"].get("job"), **(event["body"].get("error") or {})}
+    return found
+
+
+def _started(status: RunStatus) -> str:
+    return status.attempts[0].started_at if status.attempts else status.since
