@@ -7,7 +7,7 @@ no signal: they are left out of the batch, and so out of its denominators.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -28,7 +28,6 @@ from miles_olmo.algo.pack_builder import (
 )
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.grpo.router_losses import RouterLosses
-from miles_olmo.grpo.state import RunState
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.family import FamilyAdapter, RouterStatistics
 from miles_olmo.policy.optimizer import PolicyOptimizer
@@ -46,14 +45,18 @@ class Learner:
     manifest: Manifest
     reference: nn.Module | None = None
     """Frozen policy at the start of RL; only with a KL penalty."""
-    needs_old_logprobs: bool = field(init=False)
-    """The loss compares the current policy with the trainer's own logprobs at the step's start."""
 
-    def __post_init__(self) -> None:
-        self.needs_old_logprobs = self.manifest.algorithm.importance_sampling.enabled
+    @property
+    def needs_reference(self) -> bool:
+        return self.manifest.algorithm.kl.coefficient > 0
 
-    def update(self, groups: Sequence[ScoredGroup], state: RunState) -> dict[str, float]:
-        """Learn from the groups that carry signal; `state.num_updates` advances.
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """TIS compares the engine with the trainer's own logprobs at the start of an update."""
+        return self.manifest.algorithm.importance_sampling.enabled
+
+    def update(self, groups: Sequence[ScoredGroup]) -> dict[str, float]:
+        """Learn from the groups that carry signal.
 
         Returns:
             Metrics of the step; empty if no group carries signal (nothing was changed).
@@ -65,8 +68,7 @@ class Learner:
         signal = groups_with_signal(groups, self.manifest)
         metrics: list[dict[str, float]] = []
         for batch in split_evenly(signal, self.manifest.train.updates_per_step):
-            metrics.append(self._update_on(batch, state))
-            state.num_updates += 1
+            metrics.append(self._update_on(batch))
         if not metrics:
             return {}
         joined = {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
@@ -79,7 +81,7 @@ class Learner:
         }
 
     def _update_on(
-        self, batch: Sequence[tuple[ScoredGroup, GroupAdvantages]], state: RunState
+        self, batch: Sequence[tuple[ScoredGroup, GroupAdvantages]]
     ) -> dict[str, float]:
         """One optimizer update."""
         train, algorithm = self.manifest.train, self.manifest.algorithm
@@ -96,7 +98,7 @@ class Learner:
         normaliser = LossNormaliser.of_packs(packs, constant_length=self._constant_length())
         router_losses = RouterLosses.for_batch(self.adapter, self.module, packs, train)
         rate = learning_rate(
-            state.num_updates,
+            self.optimizer.num_updates,
             train.optimizer.learning_rate,
             train.schedule,
             train.steps * train.updates_per_step,

@@ -57,9 +57,11 @@ async def begin(run: TrainingRun) -> None:
     """Everything before the first training step."""
     if run.supervised is not None:
         await warm_up_policy(run, run.supervised)
-    run.learner.keep_reference()
+    if run.learner.needs_reference:
+        run.saver.save_reference(run.state, run.source)
+        run.learner.reference = run.saver.load_reference()
     await evaluate(run)
-    run.saver.save(run.state, run.source.state())
+    run.saver.save(run.state, run.source)
 
 
 async def training_step(run: TrainingRun) -> None:
@@ -68,7 +70,7 @@ async def training_step(run: TrainingRun) -> None:
     with timed(run, "rollout"):
         groups, refills = await take_with_signal(run)
     with timed(run, "train"):
-        learned = run.learner.update(groups, run.state)
+        learned = run.learner.update(groups)
     run.state.step += 1
     run.state.version += bool(learned)
     with timed(run, "publish"):
@@ -78,7 +80,7 @@ async def training_step(run: TrainingRun) -> None:
     if run.manifest.evaluation and is_due(run, run.manifest.evaluation.every_steps):
         await evaluate(run)
     if is_due(run, run.manifest.checkpoint.every_steps):
-        run.saver.save(run.state, run.source.state())
+        run.saver.save(run.state, run.source)
 
 
 async def take_with_signal(run: TrainingRun) -> tuple[list[ScoredGroup], int]:

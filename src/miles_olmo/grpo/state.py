@@ -1,4 +1,4 @@
-"""Where a run stands: what a checkpoint continues, beside weights and optimizer."""
+"""Where a run stands: what a checkpoint continues, beside weights, optimizer and cursor."""
 
 from __future__ import annotations
 
@@ -12,6 +12,4 @@ class RunState:
     step: int = 0
     """Training steps finished, skipped ones included."""
     version: int = 0
-    """Policy version: how often the weights have changed in a way that engines can see."""
-    num_updates: int = 0
-    """Optimizer updates of RL; the schedule's clock."""
+    """Policy version; grows with every change of the weights that engines may see."""

@@ -89,7 +89,9 @@ def build_run(
     )
     learner = Learner(module, adapter, optimizer, manifest)
     resumed = saver.restore_newest(state, source)
-    if manifest.algorithm.kl.coefficient > 0 and resumed:
+    if manifest.model.checkpoint is not None and not resumed:
+        saver.start_from(context.plan.input_path("model.checkpoint", context.run.root))
+    if learner.needs_reference and resumed:
         learner.reference = saver.load_reference()
     evaluator = None
     if manifest.data.evaluation is not None:
