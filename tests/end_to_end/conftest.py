@@ -76,7 +76,11 @@ class Launch:
         """Process id of a live job, from the supervisor's receipts."""
         lines = self.run.receipt_log("launcher").read_text().splitlines()
         started = [json.loads(line) for line in lines]
-        pids = [e["body"]["pid"] for e in started if e["type"] == "job-started" and e["body"]["job"] == job]
+        pids = [
+            e["body"]["pid"]
+            for e in started
+            if e["type"] == "job-started" and e["body"]["job"] == job
+        ]
         return pids[-1]
 
 

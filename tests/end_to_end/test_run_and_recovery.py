@@ -57,7 +57,13 @@ def test_a_run_leaves_checkpoint_export_metrics_samples_and_an_intact_receipt_ch
     chain = merge_receipts(whole.run.receipts)
     assert not chain.problems
     kinds = [event["type"] for event in chain.events]
-    for kind in ("inputs-prepared", "warmup-finished", "checkpoint-saved", "exported", "run-finished"):
+    for kind in (
+        "inputs-prepared",
+        "warmup-finished",
+        "checkpoint-saved",
+        "exported",
+        "run-finished",
+    ):
         assert kind in kinds
 
 
@@ -103,7 +109,10 @@ def test_an_engine_killed_in_mid_run_is_restarted_and_changes_no_sample(
     run.wait_for(lambda: len(run.train_rows()) >= 3, "step 3")
     os.kill(run.job_pid("engine-0"), signal.SIGKILL)
     assert run.wait() == 0, run.text()
-    kinds = [json.loads(line)["type"] for line in run.run.receipt_log("launcher").read_text().splitlines()]
+    kinds = [
+        json.loads(line)["type"]
+        for line in run.run.receipt_log("launcher").read_text().splitlines()
+    ]
     assert "engine-restarted" in kinds
     assert consumed(run) == consumed(whole)
     assert losses(run) == losses(whole)

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from miles_olmo.grpo.batch import groups_with_signal
 from miles_olmo.grpo.evaluate import Evaluator
-from miles_olmo.grpo.learner import Learner, groups_with_signal
+from miles_olmo.grpo.learner import Learner
 from miles_olmo.grpo.publisher import Publisher
 from miles_olmo.grpo.recording import Recorder
 from miles_olmo.grpo.saving import Saver

@@ -21,9 +21,7 @@ def run_engine(context: JobContext) -> None:
     configure_torch(threads_of(context))
     adapter = adapter_for(manifest.model.family)
     module = adapter.build(manifest.model, None, device=torch.device("cpu"), seed=manifest.seed)
-    model = CoreEngineModel(
-        module, adapter, max_batch_size=manifest.engines.max_batch_size
-    )
+    model = CoreEngineModel(module, adapter, max_batch_size=manifest.engines.max_batch_size)
 
     def announce(url: str) -> None:
         entry = EngineEntry(context.index, url, os.getpid(), context.attempt, utc_now())

@@ -84,7 +84,13 @@ def build_run(
         prompts, client, scorer, manifest.rollout, manifest.seed, manifest.data.shuffle, stop
     )
     saver = Saver(
-        module, adapter, optimizer, manifest, context.run, context.plan.digest, context.receipts,
+        module,
+        adapter,
+        optimizer,
+        manifest,
+        context.run,
+        context.plan.digest,
+        context.receipts,
         checked_input(context, "data.tokenizer"),
     )
     learner = Learner(module, adapter, optimizer, manifest)
