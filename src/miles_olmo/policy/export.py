@@ -7,9 +7,9 @@
       configuration_olmo3moe.py, modeling_olmo3moe.py
       miles_export.json             where it came from, the logits check, sha256 of every file
 
-The model code is a copy of the files that OLMo-core ships (`olmo_core.nn.moe.v2.hf`), with
-`_MODEL_CODE_ADDITIONS` appended, so `AutoModelForCausalLM.from_pretrained(directory,
-trust_remote_code=True)` works with neither miles-olmo nor OLMo-core installed.
+The model code travels with the weights (see `miles_olmo.policy.export_code`), so
+`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)` works with neither
+miles-olmo nor OLMo-core installed.
 
 Left out: a dtype other than the policy's own, and what OLMo-core's Hugging Face class cannot express.
 """
@@ -31,6 +31,7 @@ from miles_olmo.base.errors import CheckpointError
 from miles_olmo.base.seeds import derive_seed
 from miles_olmo.manifest.models import Model
 from miles_olmo.policy.atomic_directory import atomic_directory, remove_leftovers
+from miles_olmo.policy.export_code import CONFIG_CLASS, MODEL_CLASS, write_model_code
 from miles_olmo.policy.export_tokenizer import ExportTokenizer, SpecialTokenIds, write_tokenizer
 from miles_olmo.policy.olmo3moe_tensors import publication_tensors
 from miles_olmo.policy.tensor_files import file_groups, write_tensors
@@ -42,28 +43,6 @@ MAX_FILE_BYTES = 4 * 1024**3
 LOGITS_BOUND = {"float32": 1e-4, "bfloat16": 3e-2}
 """Largest |difference| of a logit as a share of max(1, largest |logit|): a few roundings of the
 dtype, as the sums inside attention and experts run in another order."""
-
-_CODE = {"configuration": "configuration_olmo3moe", "modeling": "modeling_olmo3moe"}
-
-_MODEL_CODE_ADDITIONS = '''
-
-# --- Added by miles-olmo -------------------------------------------------------------------------
-
-
-def _create_mask_compat(mask_fn: Callable, **kwargs):  # noqa: F811
-    """Call transformers' mask helpers by the names of any release: `input_embeds` became
-    `inputs_embeds`, `past_key_values` became `cache`, `cache_position` went away."""
-    parameters = set(signature(mask_fn).parameters)
-    if "input_embeds" in parameters and "inputs_embeds" in kwargs:
-        kwargs["input_embeds"] = kwargs.pop("inputs_embeds")
-    if "cache" in parameters and "cache" not in kwargs:
-        kwargs["cache"] = kwargs.get("past_key_values")
-    return mask_fn(**{name: value for name, value in kwargs.items() if name in parameters})
-
-
-# Routers were trained in float32; without this a bfloat16 load would round them.
-Olmo3MoePreTrainedModel._keep_in_fp32_modules_strict = {"router.gate"}
-'''
 
 
 @dataclass(frozen=True)
@@ -147,7 +126,7 @@ def _write_files(
         max_length=shape.max_position_embeddings,
     )
     _write_config(directory, config, model, ids)
-    _write_model_code(directory)
+    write_model_code(directory)
     _write_weights(directory, dict(publication_tensors(module)))
 
 
@@ -179,24 +158,14 @@ def _write_config(directory: Path, config: Any, model: Model, ids: SpecialTokenI
     content = {
         **json.loads(config.to_json_string(use_diff=False)),
         "auto_map": {
-            "AutoConfig": f"{_CODE['configuration']}.Olmo3MoeConfig",
-            "AutoModelForCausalLM": f"{_CODE['modeling']}.Olmo3MoeForCausalLM",
+            "AutoConfig": CONFIG_CLASS,
+            "AutoModelForCausalLM": MODEL_CLASS,
         },
     }
     (directory / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     generation = {key: value for key, value in token_ids.items() if value is not None}
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
     (directory / "generation_config.json").write_text(text)
-
-
-def _write_model_code(directory: Path) -> None:
-    import olmo_core.nn.moe.v2.hf as source
-
-    folder = Path(next(iter(source.__path__)))
-    for kind, name in _CODE.items():
-        text = (folder / f"{name}.py").read_text(encoding="utf-8")
-        additions = _MODEL_CODE_ADDITIONS if kind == "modeling" else ""
-        (directory / f"{name}.py").write_text(text + additions, encoding="utf-8")
 
 
 def _write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -262,8 +231,7 @@ def _load_exported(directory: Path, model: Model) -> nn.Module:
     """
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-    reference = f"{_CODE['modeling']}.Olmo3MoeForCausalLM"
-    model_class = get_class_from_dynamic_module(reference, str(directory))
+    model_class = get_class_from_dynamic_module(MODEL_CLASS, str(directory))
     return model_class.from_pretrained(str(directory), dtype=getattr(torch, model.dtype))
 
 
