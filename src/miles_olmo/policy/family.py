@@ -59,7 +59,9 @@ class FamilyAdapter(Protocol):
     name: str
     """As in `model.family`."""
 
-    def build(self, model: Model, train: Train | None, *, device: torch.device, seed: int) -> nn.Module:
+    def build(
+        self, model: Model, train: Train | None, *, device: torch.device, seed: int
+    ) -> nn.Module:
         """A policy with seeded random weights; `train` (recompute, replay) is None for an engine."""
         ...
 
