@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,8 +50,30 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPES[dtype]
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
+def file_groups(
+    tensors: Mapping[str, torch.Tensor], max_bytes: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Consecutive tensors up to `max_bytes` per group; a larger tensor has a group of its own."""
+    group: dict[str, torch.Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if group and num_bytes + size > max_bytes:
+            yield group
+            group, num_bytes = {}, 0
+        group[name] = tensor
+        num_bytes += size
+    if group:
+        yield group
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> WrittenFile:
     """Write tensors, of any device and stride, to a new file at `path`.
+
+    Args:
+        metadata: Text values for the header, e.g. {"format": "pt"}, which transformers looks for.
 
     Raises:
         OSError: the file could not be written; a part of it may be left.
@@ -58,7 +81,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFil
     assert sys.byteorder == "little", "safetensors files are little-endian"
     # Wide dtypes first keeps every tensor aligned to its own item size.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header = _header(order, tensors)
+    header = _header(order, tensors, metadata)
     file_hash = hashlib.sha256(header)
     tensor_hashes: dict[str, str] = {}
     num_bytes = len(header)
@@ -95,8 +118,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     return flat.view(torch.uint8).numpy().data
 
 
-def _header(order: list[str], tensors: Mapping[str, torch.Tensor]) -> bytes:
-    entries, offset = {}, 0
+def _header(
+    order: list[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
+) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
     for name in order:
         tensor = tensors[name]
         end = offset + tensor.numel() * tensor.element_size()
