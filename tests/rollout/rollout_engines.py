@@ -171,6 +171,8 @@ class Proxy:
     def __init__(self, target: str) -> None:
         self.target = target
         self.fault: Fault | None = None
+        self.answers: dict[str, Any] = {}
+        """Answers of its own, by path."""
         self.url = ""
         self.num_completions = 0
 
@@ -190,7 +192,7 @@ class Proxy:
         if completion and self.fault is not None:
             return await self.fault(request, forward)
         answer = await forward()
-        return web.json_response(answer, status=self._status)
+        return web.json_response(self.answers.get(request.path, answer), status=self._status)
 
     @contextlib.asynccontextmanager
     async def serve(self) -> AsyncIterator[Proxy]:
@@ -271,14 +273,18 @@ def times(count: int, fault: Fault, then: Fault | None = None) -> Fault:
 
 @contextlib.contextmanager
 def engine_process(
-    directory: Path, index: int = 0, attempt: int = 1, **options: Any
+    directory: Path,
+    index: int = 0,
+    attempt: int = 1,
+    program: str = "table_engine.py",
+    **options: Any,
 ) -> Iterator[subprocess.Popen]:
     """An engine in its own process, registered; killed at the end by its own pid."""
     token_file = directory.parent / "token"
     if not token_file.exists():
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
-    script = Path(__file__).with_name("table_engine.py")
+    script = Path(__file__).with_name(program)
     source = str(Path(miles_olmo.__file__).parents[1])
     process = subprocess.Popen(
         [

@@ -26,6 +26,14 @@ def publications(tmp_path: Path):
     return [write_publication(tmp_path / "publish", version) for version in (1, 2)]
 
 
+@pytest.fixture(scope="module")
+def shared_engine(tmp_path_factory):
+    """For tests that leave no trace in the engine."""
+    with EngineThread() as running:
+        running.publish(write_publication(tmp_path_factory.mktemp("publish"), 1))
+        yield running
+
+
 @pytest.fixture
 def engine(publications):
     with EngineThread() as running:
@@ -49,8 +57,8 @@ def hold_half_sampled(engine: EngineThread, **fields):
     return answer
 
 
-def test_completion_has_vllms_shape_and_the_models_tokens(engine):
-    status, answer = engine.complete(n=3, seed=11, stop_token_ids=[7])
+def test_completion_has_vllms_shape_and_the_models_tokens(shared_engine):
+    status, answer = shared_engine.complete(n=3, seed=11, stop_token_ids=[7])
     assert status == 200
     assert answer["weight_version"] == 1 and answer["object"] == "text_completion"
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
@@ -68,22 +76,22 @@ def test_completion_has_vllms_shape_and_the_models_tokens(engine):
     assert answer["usage"]["completion_tokens"] == sampled
 
 
-def test_stop_token_ends_the_answer_and_is_part_of_it(engine):
-    greedy = engine.complete(temperature=0, max_tokens=4)[1]["choices"][0]["token_ids"]
-    choice = engine.complete(temperature=0, max_tokens=4, stop_token_ids=[greedy[1]])[1]["choices"][
-        0
-    ]
+def test_stop_token_ends_the_answer_and_is_part_of_it(shared_engine):
+    greedy = shared_engine.complete(temperature=0, max_tokens=4)[1]["choices"][0]["token_ids"]
+    choice = shared_engine.complete(temperature=0, max_tokens=4, stop_token_ids=[greedy[1]])[1][
+        "choices"
+    ][0]
     assert choice["token_ids"] == greedy[:2]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", greedy[1])
 
 
-def test_ignore_eos_samples_the_whole_budget(engine):
-    choice = engine.complete(ignore_eos=True, max_tokens=20)[1]["choices"][0]
+def test_ignore_eos_samples_the_whole_budget(shared_engine):
+    choice = shared_engine.complete(ignore_eos=True, max_tokens=20)[1]["choices"][0]
     assert len(choice["token_ids"]) == 20 and choice["finish_reason"] == "length"
 
 
-def test_fields_not_asked_for_are_left_out(engine):
-    choice = engine.complete(logprobs=..., return_token_ids=...)[1]["choices"][0]
+def test_fields_not_asked_for_are_left_out(shared_engine):
+    choice = shared_engine.complete(logprobs=..., return_token_ids=...)[1]["choices"][0]
     assert choice["logprobs"] is None and choice["token_ids"] is None
 
 
@@ -124,16 +132,18 @@ def test_fields_not_asked_for_are_left_out(engine):
     ],
     ids=str,
 )
-def test_what_cannot_be_honoured_is_refused_by_name(engine, fields):
-    status, answer = engine.complete(**fields)
+def test_what_cannot_be_honoured_is_refused_by_name(shared_engine, fields):
+    status, answer = shared_engine.complete(**fields)
     assert status == 400
     assert answer["error"]["miles"]["code"] == "E204"
     assert next(iter(fields)) in answer["error"]["message"]
 
 
-def test_neutral_values_are_accepted(engine):
-    plain = engine.complete()[1]["choices"]
-    neutral = engine.complete(top_p=1.0, top_k=-1, stream=False, echo=False, min_p=0.0, stop=None)
+def test_neutral_values_are_accepted(shared_engine):
+    plain = shared_engine.complete()[1]["choices"]
+    neutral = shared_engine.complete(
+        top_p=1.0, top_k=-1, stream=False, echo=False, min_p=0.0, stop=None
+    )
     assert neutral[1]["choices"] == plain
 
 
@@ -142,14 +152,14 @@ def test_neutral_values_are_accepted(engine):
     [{"prompt": [3, 32]}, {"prompt": [-1]}, {"stop_token_ids": [99]}, {"max_tokens": 62}],
     ids=str,
 )
-def test_ids_and_lengths_outside_the_model_are_refused(engine, fields):
-    status, answer = engine.complete(**fields)
+def test_ids_and_lengths_outside_the_model_are_refused(shared_engine, fields):
+    status, answer = shared_engine.complete(**fields)
     assert (status, answer["error"]["miles"]["code"]) == (400, "E205")
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff", b'"text"', b"x" * (17 * 2**20)])
-def test_bodies_that_are_no_request_are_refused(engine, body):
-    status, answer = engine.call("POST", "/v1/completions", body)
+def test_bodies_that_are_no_request_are_refused(shared_engine, body):
+    status, answer = shared_engine.call("POST", "/v1/completions", body)
     assert (status, answer["error"]["miles"]["code"]) == (400, "E204")
 
 
@@ -172,9 +182,11 @@ def test_every_route_but_health_needs_the_token():
         assert engine.call("POST", "/health", token=None)[0] == 401
 
 
-def test_token_must_come_as_one_bearer_header(engine):
+def test_token_must_come_as_one_bearer_header(shared_engine):
     def status(*headers: tuple[str, str]) -> int:
-        connection = http.client.HTTPConnection(engine.url.removeprefix("http://"), timeout=10)
+        connection = http.client.HTTPConnection(
+            shared_engine.url.removeprefix("http://"), timeout=10
+        )
         connection.putrequest("GET", "/version")
         for name, value in headers:
             connection.putheader(name, value)
@@ -247,10 +259,10 @@ def test_pause_keep_freezes_and_resume_goes_on_with_the_same_tokens(engine):
     assert running.result(10)[1]["choices"][0]["token_ids"] == list(expected.token_ids)
 
 
-def test_pause_with_an_unknown_mode_is_refused(engine):
-    assert engine.call("POST", "/pause?mode=later")[0] == 400
-    assert engine.call("POST", "/pause?mode=wait&clear_cache=maybe")[0] == 400
-    assert engine.call("GET", "/is_paused")[1] == {"is_paused": False}
+def test_pause_with_an_unknown_mode_is_refused(shared_engine):
+    assert shared_engine.call("POST", "/pause?mode=later")[0] == 400
+    assert shared_engine.call("POST", "/pause?mode=wait&clear_cache=maybe")[0] == 400
+    assert shared_engine.call("GET", "/is_paused")[1] == {"is_paused": False}
 
 
 def test_update_is_refused_while_a_sequence_is_half_sampled(engine, publications):
@@ -453,8 +465,8 @@ def test_a_process_whose_model_failed_exits_non_zero(tmp_path, publications):
         assert "scripted fault" in process.stderr.read()
 
 
-def test_a_taken_port_is_named(engine):
-    port = int(engine.url.rsplit(":", 1)[1])
+def test_a_taken_port_is_named(shared_engine):
+    port = int(shared_engine.url.rsplit(":", 1)[1])
     with pytest.raises(EngineError) as caught:
         CoreServer(TableModel(), token=TOKEN, port=port, on_bound=print, limits=LIMITS)
     assert caught.value.code == "E201" and str(port) in str(caught.value)

@@ -153,7 +153,7 @@ def _choice(
         "index": index,
         "text": "",
         "finish_reason": finish_reason,
-        "stop_reason": token_ids[-1] if finish_reason == "stop" else None,
+        "stop_reason": token_ids[-1] if token_ids and finish_reason == "stop" else None,
         "logprobs": {
             "tokens": [f"token_id:{token}" for token in token_ids],
             "token_logprobs": logprobs,

@@ -263,7 +263,9 @@ def bind(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.socket(family, socket.SOCK_STREAM)
+        # asyncio sets TCP_NODELAY only where the protocol is spelt out; without it every answer
+        # waits 40 ms for a delayed acknowledgement.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except OSError as error:
         raise _unbound(host, port, error) from error
     try:
