@@ -13,8 +13,8 @@ import tomli
 
 from miles_olmo.base.processes import group_members
 from miles_olmo.manifest.models import Manifest
+from miles_olmo.plan.hashing import code_version
 from miles_olmo.plan.model import (
-    CodeVersion,
     JobSpec,
     LocalFacts,
     PlanContent,
@@ -41,7 +41,15 @@ def make_plan(engines=1, prepare=False, name="tiny", steps=3, **changes) -> RunP
     manifest = Manifest.model_validate(values)
 
     def job(name, role, module):
-        return JobSpec(name=name, role=role, module=module, processes=1, device="cpu", threads=1)
+        return JobSpec(
+            name=name,
+            role=role,
+            module=module,
+            processes=1,
+            device="cpu",
+            threads=1,
+            restartable=role == "engine",
+        )
 
     jobs = [job("prepare", "prepare", "fake_prepare")] if prepare else []
     jobs += [job("trainer", "trainer", "fake_trainer")]
@@ -57,9 +65,8 @@ def make_plan(engines=1, prepare=False, name="tiny", steps=3, **changes) -> RunP
         constant_length=6,
         bit_exact=True,
     )
-    code = CodeVersion(version="0", source_sha256="0" * 64)
     content = PlanContent(
-        manifest=manifest, inputs=(), code=code, jobs=tuple(jobs), resolved=resolved
+        manifest=manifest, inputs=(), code=code_version(), jobs=tuple(jobs), resolved=resolved
     )
     local = LocalFacts(manifest_path=str(QUICKSTART), base_directory="/", created_at="")
     return RunPlan(digest=content_digest(content), content=content, local=local)

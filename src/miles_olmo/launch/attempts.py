@@ -8,19 +8,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from miles_olmo.base.errors import LaunchError
-from miles_olmo.base.files import write_json
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.backend import LaunchRequest
 from miles_olmo.launch.control import ControlFile, acquire_run
 from miles_olmo.launch.preflight import check_machine
-from miles_olmo.launch.resume import check_changes
 from miles_olmo.launch.run_id import create_run_directory
+from miles_olmo.plan.compare import Difference, check_resume
 from miles_olmo.plan.model import RunPlan
-from miles_olmo.records.receipts import ReceiptLog, read_chain
+from miles_olmo.plan.read import check_plan, read_plan, write_plan
+from miles_olmo.records.receipts import ReceiptLog, json_safe, read_chain
 from miles_olmo.records.runs import resolve_run
 from miles_olmo.records.status import LAUNCHER, read_status
 
@@ -37,7 +38,14 @@ class Attempt:
 
 
 def set_up_attempt(request: LaunchRequest) -> Attempt:
-    """Make the attempt that a request asks for; the caller owns its lock."""
+    """Make the attempt that a request asks for; the caller owns its lock.
+
+    Raises:
+        LaunchError: E500 to E508.
+        PlanError: E142, E143 inputs or code are not those of the plan; E144, E145 a resume with
+            changes that are not allowed, or not accepted.
+        UsageError: E501, there is no such run to resume.
+    """
     if request.resume is not None:
         return _resume(request, request.resume)
     assert request.plan is not None
@@ -45,13 +53,14 @@ def set_up_attempt(request: LaunchRequest) -> Attempt:
 
 
 def _begin(request: LaunchRequest, plan: RunPlan) -> Attempt:
+    check_plan(plan)
     check_machine(plan, request.runs)
     run = create_run_directory(request.runs, plan, request.name)
     try:
         lock = acquire_run(run)
         ControlFile(run, attempt=1)
-        _write_plan(run, plan)
-        _accept(run, 1, plan, differences=[])
+        write_plan(plan, run.plan)
+        _accept(run, 1, plan, differences=())
     except BaseException:
         shutil.rmtree(run.root, ignore_errors=True)  # made a moment ago, by us, and of no use
         raise
@@ -62,9 +71,9 @@ def _resume(request: LaunchRequest, text: str) -> Attempt:
     run = resolve_run(text, request.runs)
     lock = acquire_run(run)
     try:
-        old = _read_plan(run)
+        old = read_plan(run.plan)
         plan = request.plan or old
-        differences = check_changes(run, old, plan, request.accept_changes)
+        differences = check_resume(old, plan, accept_changes=request.accept_changes)
         if not differences and read_status(run.root).outcome == "finished":
             raise LaunchError(
                 "E507",
@@ -73,11 +82,12 @@ def _resume(request: LaunchRequest, text: str) -> Attempt:
                 fix="raise train.steps and pass --accept-changes, or launch a new run",
                 run=run.run_id,
             )
+        check_plan(plan)
         check_machine(plan, run.root.parent)
         number = 1 + _last_attempt(run)
         if plan.digest != old.digest:
-            write_json(run.root / f"plan-attempt-{number - 1}.json", old.model_dump(mode="json"))
-            _write_plan(run, plan)
+            write_plan(old, run.root / f"plan-attempt-{number - 1}.json")
+            write_plan(plan, run.plan)
         ControlFile(run, number)
         _accept(run, number, plan, differences)
     except BaseException:
@@ -87,30 +97,14 @@ def _resume(request: LaunchRequest, text: str) -> Attempt:
 
 
 def _accept(
-    run: RunDirectory, attempt: int, plan: RunPlan, differences: list[dict[str, Any]]
+    run: RunDirectory, attempt: int, plan: RunPlan, differences: Sequence[Difference]
 ) -> None:
     receipts = ReceiptLog(run.receipt_log(LAUNCHER), LAUNCHER)
     body: dict[str, Any] = {"attempt": attempt, "plan_digest": plan.digest}
     if differences:
-        receipts.append("changes-accepted", {**body, "differences": differences})
+        changes = [asdict(difference) for difference in differences]
+        receipts.append("changes-accepted", {**body, "differences": json_safe(changes)})
     receipts.append("plan-accepted", body)
-
-
-def _write_plan(run: RunDirectory, plan: RunPlan) -> None:
-    write_json(run.plan, plan.model_dump(mode="json"))
-
-
-def _read_plan(run: RunDirectory) -> RunPlan:
-    try:
-        return RunPlan.model_validate_json(run.plan.read_bytes())
-    except ValueError as error:
-        raise LaunchError(
-            "E509",
-            f"{run.plan} is not a plan of this version",
-            why=str(error).splitlines()[0],
-            fix="resume with the version of miles-olmo that started the run",
-            run=run.run_id,
-        ) from error
 
 
 def _last_attempt(run: RunDirectory) -> int:

@@ -37,6 +37,8 @@ class JobCommand:
     """Number among the engines."""
     port: int = 0
     """Port of an engine; 0 lets it choose a free one."""
+    restartable: bool = False
+    """May be started again when it dies."""
 
 
 def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobCommand]:
@@ -63,7 +65,9 @@ def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobComma
             host = plan.manifest.launch.host
             extra = ("--index", str(index), "--host", host, "--port", str(port))
         argv = (*_base_arguments(job, plan, run, attempt), *extra)
-        commands.append(JobCommand(job.name, job.role, argv, job.threads, index, port))
+        commands.append(
+            JobCommand(job.name, job.role, argv, job.threads, index, port, job.restartable)
+        )
     return commands
 
 

@@ -42,7 +42,7 @@ class EngineWatch:
 
     @property
     def may_restart(self) -> bool:
-        return self.restarts < self._settings.max_restarts
+        return self.command.restartable and self.restarts < self._settings.max_restarts
 
     def start(self, start: Callable[[JobCommand, int], JobProcess]) -> None:
         """Start the process; an earlier announcement no longer counts."""

@@ -1,6 +1,6 @@
 """Codes of launching and supervising a run, and of its records (E5xx)."""
 
-from miles_olmo.base.codes.entry import EXIT_REMOTE, EXIT_RUN, EXIT_STALE, EXIT_USAGE, Code
+from miles_olmo.base.codes.entry import EXIT_REMOTE, EXIT_RUN, EXIT_USAGE, Code
 
 ENTRIES: tuple[Code, ...] = (
     Code(
@@ -52,14 +52,6 @@ ENTRIES: tuple[Code, ...] = (
         EXIT_USAGE,
     ),
     Code(
-        "E506",
-        "a resume with changes was not accepted",
-        "The plan differs from the run's plan where a resume allows it, but nobody has said that this is meant.",
-        "miles launch run.toml --resume latest   (after raising train.steps)",
-        "Read the differences, then pass --accept-changes.",
-        EXIT_STALE,
-    ),
-    Code(
         "E507",
         "the run is finished",
         "The plan of the run has been carried out.",
@@ -74,14 +66,6 @@ ENTRIES: tuple[Code, ...] = (
         "miles launch run.toml --runs /etc/runs",
         "Set launch.runs_directory or --runs to a directory you may write to.",
         EXIT_USAGE,
-    ),
-    Code(
-        "E509",
-        "the run's plan cannot be read",
-        "plan.json in the run directory is damaged or of another version of miles-olmo.",
-        "miles launch --resume quickstart-1a2b3c4d-1",
-        "Resume with the version that started the run.",
-        EXIT_STALE,
     ),
     Code(
         "E510",
@@ -146,14 +130,6 @@ ENTRIES: tuple[Code, ...] = (
         "miles cancel RUN",
         "Kill the supervisor by the pid in the message; its jobs then end themselves.",
         EXIT_RUN,
-    ),
-    Code(
-        "E518",
-        "a change forbids the resume",
-        "The plan differs from the run's plan in what decides the meaning of the saved state, the order of data or the sampling.",
-        "miles launch run.toml --resume latest   (after changing model.shape)",
-        "Launch it as a new run, or resume with the run's own values.",
-        EXIT_STALE,
     ),
     Code(
         "E519",
