@@ -78,7 +78,13 @@ class Learner:
             train.schedule,
             train.steps * train.updates_per_step,
         )
-        router_losses = RouterLosses.for_batch(self.adapter, self.module, batch.packs, train)
+        router_losses = RouterLosses.for_batch(
+            self.adapter,
+            self.module,
+            batch.packs,
+            train,
+            self.manifest.model.shape.num_experts,
+        )
         sums, router = LossSums(), RouterTotals()
         self.optimizer.zero_gradients()
         try:

@@ -96,7 +96,7 @@ class SampleSource:
         oldest = min(t.oldest_version or version for t in trajectories)
         if oldest != version:
             raise TrainingError(
-                "E331",
+                "E351",
                 f"group {group_id} has tokens of version {oldest}, version {version} is trained",
                 why="synchronous training allows no policy lag",
                 fix="look at the engine's log; its weights were not the published ones",

@@ -118,7 +118,7 @@ async def warm_up(
     """Train in place until `measure()`, the greedy accuracy, lies in the band.
 
     Raises:
-        TrainingError: E330, the band was not reached within the manifest's bounds.
+        TrainingError: E350, the band was not reached within the manifest's bounds.
     """
     settings, interval = trainer.settings, trainer.settings.evaluate_every
     accuracy = await measure()
@@ -165,7 +165,7 @@ def _cloned(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _not_reached(settings: Warmup, accuracy: float, step: int) -> TrainingError:
     return TrainingError(
-        "E330",
+        "E350",
         f"the warm-up stands at accuracy {accuracy:.3f} after {step} steps, outside "
         f"[{settings.min_accuracy}, {settings.max_accuracy}]",
         why="RL would start with too few rewards, or with too little left to learn",

@@ -53,7 +53,7 @@ class JobContext:
             return Path(path).read_text().strip()
         except OSError as error:
             raise LaunchError(
-                "E509",
+                "E354",
                 f"the run's token cannot be read from {TOKEN_VARIABLE}={path!r}: {error.strerror}",
                 why="jobs and engines recognise each other by it",
                 fix="start jobs with `miles launch`",

@@ -19,8 +19,8 @@ def checked_input(context: JobContext, key: str) -> Path:
     Local inputs are compared with the plan, produced ones with the receipt of the prepare job.
 
     Raises:
-        InputError: E541, the file is missing or its bytes have changed.
-        LaunchError: E542, a produced input has no receipt.
+        InputError: E352, the file is missing or its bytes have changed.
+        LaunchError: E353, a produced input has no receipt.
     """
     entry = next(item for item in context.plan.content.inputs if item.key == key)
     path = context.plan.input_path(key, context.run.root)
@@ -28,7 +28,7 @@ def checked_input(context: JobContext, key: str) -> Path:
     actual = file_sha256(path) if path.is_file() else "no file"
     if actual != expected:
         raise InputError(
-            "E541",
+            "E352",
             f"{key} = {str(path)!r} is not what was hashed: sha256 {actual}, expected {expected}",
             why="the run would train on other data than its plan and receipts say",
             fix="restore the file, or plan again and start a new run",
@@ -42,7 +42,7 @@ def _prepared_sha256(context: JobContext, key: str) -> str:
         if event["type"] == PREPARED:
             return event["body"]["sha256"][key]
     raise LaunchError(
-        "E542",
+        "E353",
         f"{key} is made by the plan's prepare job, which has left no receipt in this run",
         why="without its hash the trainer cannot know that it reads the right file",
         fix="start the run with `miles launch`, which runs the prepare job first",
