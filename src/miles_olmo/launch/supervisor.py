@@ -100,7 +100,7 @@ class Supervisor:
         except MilesError as error:
             self._stop_all()
             return self._fail(error)
-        except Exception as error:  # our own bug: the run must still say that it failed
+        except BaseException as error:  # our own bug: the run must still say that it failed
             self._stop_all()
             self._record("run-failed", job=None, exit_code=EXIT_BUG, error=failure_body(error))
             raise
