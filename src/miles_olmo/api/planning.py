@@ -1,11 +1,12 @@
 """Plan a run from Python: what `miles plan`, `validate` and `prepare` do, typed.
 
-from pathlib import Path
-from miles_olmo.api.planning import make_plan, write_plan
+Example:
+    from pathlib import Path
+    from miles_olmo.api.planning import make_plan, write_plan
 
-plan = make_plan(Path("manifests/quickstart.toml"), overrides=["train.steps=20"])
-print(plan.digest, plan.content.resolved.num_parameters)
-write_plan(plan, Path("quickstart.plan.json"))
+    plan = make_plan(Path("manifests/quickstart.toml"), overrides=["train.steps=20"])
+    print(plan.digest, plan.content.resolved.num_parameters)
+    write_plan(plan, Path("quickstart.plan.json"))
 """
 
 from __future__ import annotations

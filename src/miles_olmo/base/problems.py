@@ -1,6 +1,8 @@
 """Several faults in one report, each with its place in a file.
 
-run.toml:12:5: E003 unknown key 'tempreature'; [rollout] has no such key; set 'temperature'
+A problem is one line, place, code, what, why, fix:
+
+    run.toml:12:5: E003 unknown key 'tempreature'; [rollout] has no such key; set 'temperature'
 """
 
 from __future__ import annotations

@@ -45,6 +45,10 @@ class RunDirectory:
         return self.root / "control.json"
 
     @property
+    def engines(self) -> Path:
+        return self.root / "engines"
+
+    @property
     def receipts(self) -> Path:
         return self.root / "receipts"
 

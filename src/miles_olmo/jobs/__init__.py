@@ -1,0 +1,1 @@
+"""One process each, started as `python -m miles_olmo.jobs.<name>` by a launcher."""

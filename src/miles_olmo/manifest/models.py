@@ -94,7 +94,7 @@ class Data(Section):
     tokenizer: str
     """A `tokenizer.json` (Hugging Face tokenizers)."""
     chat_template: Literal["plain", "chatml"] = "plain"
-    """How messages become text: plain joins their contents, chatml wraps each in im_start/im_end."""
+    """How messages become text: plain joins their contents by newlines, chatml wraps each in im_start and im_end."""
     bos_token: str | None = None
     """Token put before every prompt; none when absent."""
     eos_token: str

@@ -77,6 +77,14 @@ class FamilyAdapter(Protocol):
         """Inverse of `publication_tensors`; all names, shapes and dtypes are checked first."""
         ...
 
-    def export(self, module: nn.Module, model: Model, tokenizer: Path, directory: Path) -> dict:
+    def export(
+        self,
+        module: nn.Module,
+        model: Model,
+        tokenizer: Path,
+        directory: Path,
+        *,
+        source: dict[str, str | int],
+    ) -> dict[str, float]:
         """Write a Hugging Face checkpoint, check its logits against the module, return the figures."""
         ...

@@ -54,9 +54,11 @@ class EngineModel(Protocol):
 
     def step(self) -> Sequence[tuple[str, SampledSequence]]:
         """Advance up to `max_batch_size` sequences by one token; return those that finished."""
+        ...
 
     def abort(self, key: str) -> SampledSequence | None:
         """Drop a sequence; its tokens so far (finish_reason "abort"), or None if none were sampled."""
+        ...
 
     def drop_cache(self) -> None:
         """Forget all keys and values; running sequences are computed anew on the next step."""
@@ -74,6 +76,7 @@ class EngineModel(Protocol):
 
     def checksums(self) -> dict[str, str]:
         """sha256 of every tensor of the policy, by Hugging Face name."""
+        ...
 
     @property
     def num_unfinished(self) -> int:

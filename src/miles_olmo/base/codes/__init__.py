@@ -5,18 +5,18 @@
 | E0xx | reading a manifest (syntax, keys, types) |
 | E1xx | checks of a plan and its inputs |
 | E2xx | rollout engines and the fleet client |
-| E3xx | training: loss, packing, replay, warm-up |
+| E3xx | training: loss, packing, replay; E35x the loop |
 | E4xx | checkpoints, publication, export |
 | E5xx | launching and supervising a run |
 | E6xx | the command line and the environment |
 """
 
-from miles_olmo.base.codes import checkpoint, engine, launch, manifest, plan, training, usage
+from miles_olmo.base.codes import checkpoint, engine, launch, loop, manifest, plan, training, usage
 from miles_olmo.base.codes.entry import Code
 
 CODES: dict[str, Code] = {
     entry.code: entry
-    for module in (manifest, plan, engine, training, checkpoint, launch, usage)
+    for module in (manifest, plan, engine, training, loop, checkpoint, launch, usage)
     for entry in module.ENTRIES
 }
 

@@ -115,13 +115,12 @@ def _check_tokenizer(m: Manifest, path: Path, result: Inspection) -> TextTokeniz
         found = Finding(error.code, ("data.tokenizer",), error.what, error.why, error.fix)
         result.findings.append(found)
         return None
-    names = {"data.eos_token": m.data.eos_token, "data.bos_token": m.data.bos_token}
-    known = set(raw.get_vocab(with_added_tokens=True))
-    missing = list(missing_tokens(m, known))
+    vocabulary = raw.get_vocab(with_added_tokens=True)
+    missing = list(missing_tokens(m, set(vocabulary)))
     result.findings += missing
-    result.findings += vocabulary_size(m, max(raw.get_vocab(with_added_tokens=True).values()) + 1)
-    if any(finding.keys[0] in names for finding in missing):
-        return None
+    result.findings += vocabulary_size(m, max(vocabulary.values(), default=-1) + 1)
+    if missing:
+        return None  # prompts would be split into other tokens than they were meant to be
     return TextTokenizer(
         raw, eos_token=m.data.eos_token, bos_token=m.data.bos_token, source=m.data.tokenizer
     )

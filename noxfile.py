@@ -1,0 +1,56 @@
+"""Sessions for users and developers. Each sets up all it needs in an environment of its own.
+
+    nox -s quickstart    the main job: a small model learns by GRPO, on the CPU
+    nox -s tests         the whole test suite
+    nox -s lint          ruff, import contracts, generated reference pages
+    nox -s typecheck     pyright
+
+On a machine without a GPU, `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` in front of
+nox takes PyTorch's CPU build, which is far smaller than the CUDA build.
+"""
+
+import nox
+
+nox.needs_version = ">=2025.2"
+nox.options.sessions = ["lint", "typecheck", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+# Small models on few cores run best, and bit-reproducibly, with one thread per process.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def install(session: nox.Session, extras: str) -> None:
+    session.install("-c", "constraints.txt", "-e", f".[{extras}]" if extras else ".")
+
+
+@nox.session
+def quickstart(session: nox.Session) -> None:
+    """Run manifests/quickstart.toml from data to export."""
+    install(session, "train")
+    session.run("miles", "plan", "manifests/quickstart.toml", env=ONE_THREAD)
+    session.run("miles", "launch", "manifests/quickstart.toml", *session.posargs, env=ONE_THREAD)
+    session.run("miles", "status", "latest", env=ONE_THREAD)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments go to pytest."""
+    install(session, "train,dev")
+    session.run("pytest", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, import contracts, and generated pages that are not up to date."""
+    session.install("-c", "constraints.txt", "ruff", "import-linter", "-e", ".")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("lint-imports")
+    session.run("python", "docs/generate_reference.py", "--check")
+
+
+@nox.session
+def typecheck(session: nox.Session) -> None:
+    """Static types of the package."""
+    install(session, "train,dev")
+    session.run("pyright")

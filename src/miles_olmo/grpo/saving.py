@@ -1,0 +1,129 @@
+"""Checkpoints during a run, and the export at its end."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.grpo.source import SampleSource
+from miles_olmo.grpo.state import RunState
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.policy.checkpoint import (
+    TrainerState,
+    load_checkpoint,
+    load_weights,
+    newest_complete,
+    save_checkpoint,
+)
+from miles_olmo.policy.family import FamilyAdapter
+from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.records.receipts import ReceiptLog
+
+REFERENCE = "reference"
+"""Directory of a run that holds the reference policy, as a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Saves and restores everything that a run continues from."""
+
+    module: nn.Module
+    adapter: FamilyAdapter
+    optimizer: PolicyOptimizer
+    manifest: Manifest
+    run: RunDirectory
+    plan_digest: str
+    receipts: ReceiptLog
+    tokenizer: Path
+    """Goes into the export."""
+
+    def save(self, state: RunState, source: SampleSource) -> None:
+        """Write a checkpoint of the finished step.
+
+        Raises:
+            CheckpointError: E402, it could not be written; the previous one is untouched.
+        """
+        path = self._save_to(self.run.checkpoints, state, source, self.manifest.checkpoint.keep)
+        self.receipts.append("checkpoint-saved", {"step": state.step, "path": path.name})
+
+    def restore_newest(self, state: RunState, source: SampleSource) -> bool:
+        """Continue from the newest complete checkpoint, if there is one.
+
+        Raises:
+            CheckpointError: it is of another topology, shape or format.
+        """
+        newest = newest_complete(self.run.checkpoints)
+        for skipped in newest.skipped:
+            body = {"path": skipped.path.name, "reason": skipped.reason}
+            self.receipts.append("checkpoint-skipped", body)
+        if newest.path is None:
+            return False
+        saved = load_checkpoint(
+            newest.path, self.module, self.optimizer, self.adapter, topology=self._topology()
+        )
+        state.step, state.version = saved.step, saved.version
+        source.restore(dict(saved.cursor))
+        self.receipts.append("resumed", {"step": saved.step, "path": newest.path.name})
+        return True
+
+    def start_from(self, checkpoint: Path) -> None:
+        """Take the weights, and only the weights, of `model.checkpoint`."""
+        load_weights(checkpoint, self.module, self.adapter)
+        self.optimizer.refresh_masters()
+
+    def save_reference(self, state: RunState, source: SampleSource) -> None:
+        """Keep the policy of this moment as the reference of the KL penalty."""
+        self._save_to(self.run.root / REFERENCE, state, source, keep=1)
+
+    def load_reference(self) -> nn.Module:
+        """The frozen reference policy.
+
+        Raises:
+            CheckpointError: the run has none, or it is damaged.
+        """
+        module = copy.deepcopy(self.module).requires_grad_(False)
+        load_weights(self.run.root / REFERENCE / "step-000000", module, self.adapter)
+        return module
+
+    def export(self, state: RunState) -> None:
+        """Write the Hugging Face export if the manifest asks for one.
+
+        Raises:
+            CheckpointError: its logits differ from the trainer's, or it could not be written.
+        """
+        if not self.manifest.checkpoint.export:
+            return
+        figures = self.adapter.export(
+            self.module,
+            self.manifest.model,
+            self.tokenizer,
+            self.run.export,
+            source={"plan_digest": self.plan_digest, "step": state.step, "version": state.version},
+        )
+        self.receipts.append("exported", {"step": state.step, **figures})
+
+    def _save_to(self, directory: Path, state: RunState, source: SampleSource, keep: int) -> Path:
+        train = self.manifest.train
+        trainer = TrainerState(
+            step=state.step,
+            version=state.version,
+            num_updates=self.optimizer.num_updates,
+            cursor=source.state(),
+            topology=self._topology(),
+            plan_digest=self.plan_digest,
+            schedule={
+                **train.schedule.model_dump(),
+                "num_updates": train.steps * train.updates_per_step,
+            },
+        )
+        return save_checkpoint(
+            directory, trainer, self.module, self.optimizer, self.adapter, keep=keep
+        )
+
+    def _topology(self) -> dict[str, int]:
+        parallel = self.manifest.train.parallel
+        return {"data": parallel.data, "expert": parallel.expert}

@@ -1,0 +1,138 @@
+"""The trainer job: wires the parts of a run together and runs the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import torch
+
+from miles_olmo.grpo.evaluate import Evaluator
+from miles_olmo.grpo.learner import Learner
+from miles_olmo.grpo.loop import TrainingRun, train
+from miles_olmo.grpo.publisher import Publisher
+from miles_olmo.grpo.recording import Recorder
+from miles_olmo.grpo.saving import Saver
+from miles_olmo.grpo.scoring import Scorer
+from miles_olmo.grpo.source import SampleSource
+from miles_olmo.grpo.state import RunState
+from miles_olmo.grpo.warmup import SupervisedTrainer
+from miles_olmo.jobs.entry import JobContext, run_job
+from miles_olmo.jobs.inputs import checked_input
+from miles_olmo.jobs.threads import configure_torch, threads_of
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.policy.adapter import adapter_for
+from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.records.metrics import MetricsLog
+from miles_olmo.rollout.client import FleetClient, PolicyShape
+from miles_olmo.tasks.prompts import PromptSet, answer_ids, read_prompts
+from miles_olmo.tasks.tokenizer import TextTokenizer
+from miles_olmo.tasks.verifiers import find_verifier
+
+
+def run_trainer(context: JobContext) -> None:
+    """Train from the newest complete checkpoint of the run, or from the start."""
+    manifest = context.plan.manifest
+    configure_torch(threads_of(context))
+    asyncio.run(_train(context, manifest))
+
+
+async def _train(context: JobContext, manifest: Manifest) -> None:
+    tokenizer_path = checked_input(context, "data.tokenizer")
+    tokenizer = TextTokenizer.from_data(tokenizer_path, manifest.data)
+    shape = manifest.model.shape
+    client = FleetClient(
+        context.run.engines,
+        context.read_token(),
+        manifest.engines,
+        shape=PolicyShape(
+            shape.vocab_size,
+            shape.num_layers,
+            shape.num_experts_per_token,
+            shape.num_experts,
+            routes=manifest.train.replay.enabled,
+        ),
+        decode=tokenizer.decode,
+    )
+    async with client:
+        run = build_run(context, manifest, client, tokenizer)
+        await client.wait_ready()
+        await train(run)
+
+
+def build_run(
+    context: JobContext, manifest: Manifest, client: FleetClient, tokenizer: TextTokenizer
+) -> TrainingRun:
+    """All parts of the run; weights, optimizer and cursor come from a checkpoint if there is one."""
+    adapter = adapter_for(manifest.model.family)
+    module = adapter.build(
+        manifest.model, manifest.train, device=torch.device("cpu"), seed=manifest.seed
+    )
+    optimizer = PolicyOptimizer(module, manifest.train.optimizer)
+    read = partial(
+        read_prompts,
+        tokenizer=tokenizer,
+        data=manifest.data,
+        max_prompt_tokens=manifest.rollout.max_prompt_tokens,
+    )
+    prompts = read(checked_input(context, "data.train"))
+    stop = (tokenizer.eos_id,)
+    verifiers = {name: find_verifier(name) for name in manifest.reward.verifiers}
+    scorer = Scorer(verifiers, tokenizer.eos_token)
+    state = RunState()
+    source = SampleSource(
+        prompts, client, scorer, manifest.rollout, manifest.seed, manifest.data.shuffle, stop
+    )
+    saver = Saver(
+        module,
+        adapter,
+        optimizer,
+        manifest,
+        context.run,
+        context.plan.digest,
+        context.receipts,
+        checked_input(context, "data.tokenizer"),
+    )
+    learner = Learner(module, adapter, optimizer, manifest)
+    resumed = saver.restore_newest(state, source)
+    if manifest.model.checkpoint is not None and not resumed:
+        saver.start_from(context.plan.input_path("model.checkpoint", context.run.root))
+    if learner.needs_reference and resumed:
+        learner.reference = saver.load_reference()
+    evaluator = None
+    if manifest.data.evaluation is not None:
+        held_out = read(checked_input(context, "data.evaluation"))
+        count = manifest.evaluation.num_prompts if manifest.evaluation else len(held_out)
+        first = PromptSet(held_out.prompts[:count], held_out.num_too_long)
+        evaluator = Evaluator(first, client, scorer, manifest.rollout, stop)
+    supervised = None
+    if manifest.warmup is not None and not resumed:
+        supervised = SupervisedTrainer(
+            module,
+            adapter,
+            [(prompt.ids, answer_ids(prompt, tokenizer)) for prompt in prompts.prompts],
+            manifest.warmup,
+            manifest.seed,
+            manifest.train.packing.max_tokens,
+        )
+    return TrainingRun(
+        manifest=manifest,
+        state=state,
+        source=source,
+        learner=learner,
+        publisher=Publisher(module, adapter, client, context.run, manifest.publish),
+        evaluator=evaluator,
+        saver=saver,
+        recorder=Recorder(
+            context.run,
+            context.attempt,
+            MetricsLog(context.run.metrics),
+            context.receipts,
+            {prompt.prompt_id: prompt.text for prompt in prompts.prompts},
+        ),
+        supervised=supervised,
+    )
+
+
+if __name__ == "__main__":
+    run_job("trainer", run_trainer)

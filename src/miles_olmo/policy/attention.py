@@ -1,0 +1,165 @@
+"""Causal attention inside documents, for packs and for decoding against a cache.
+
+Dimension legend: T tokens of a pack, N documents of one padded length, P that length, H query
+heads, G key/value heads, D width of a head, R rows of queries per sequence, C cached positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from miles_olmo.policy.numerics import NumericRules
+
+
+@dataclass(frozen=True)
+class DocumentGroup:
+    """The documents of a pack that share one padded length."""
+
+    num_documents: int
+    padded_length: int
+    rows_NP: torch.Tensor
+    """Pack row of every padded position, flat int64 [N * P]; padding repeats the first row."""
+
+
+@dataclass(frozen=True)
+class DocumentLayout:
+    """Where the documents of a pack are, and how they are gathered for attention."""
+
+    positions_T: torch.Tensor
+    """Position of each token in its document, int64 [T]."""
+    groups: tuple[DocumentGroup, ...]
+    restore_T: torch.Tensor
+    """Row of each token in the groups' concatenated outputs, int64 [T]."""
+
+
+def lay_out(
+    document_lengths: Sequence[int], rules: NumericRules, device: torch.device
+) -> DocumentLayout:
+    """Group the documents of a pack by padded length, so that each group is one attention call."""
+    by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    positions: list[int] = []
+    start = 0
+    for length in document_lengths:
+        by_length[rules.padded(length)].append((start, length))
+        positions.extend(range(length))
+        start += length
+    groups, restore, offset = [], [0] * start, 0
+    for padded_length, documents in sorted(by_length.items()):
+        rows: list[int] = []
+        for first, length in documents:
+            restore[first : first + length] = range(offset, offset + length)
+            rows.extend(range(first, first + length))
+            rows.extend([first] * (padded_length - length))
+            offset += padded_length
+        groups.append(
+            DocumentGroup(len(documents), padded_length, torch.tensor(rows, device=device))
+        )
+    return DocumentLayout(
+        positions_T=torch.tensor(positions, device=device),
+        groups=tuple(groups),
+        restore_T=torch.tensor(restore, device=device),
+    )
+
+
+def attend_documents(
+    q_THD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    layout: DocumentLayout,
+    rules: NumericRules,
+) -> torch.Tensor:
+    """Causal attention of every document of a pack to itself.
+
+    Returns:
+        The attended values `[T, H * D]`, in the dtype of the queries.
+    """
+    width = q_THD.shape[1] * q_THD.shape[2]
+    outputs = []
+    for group in layout.groups:
+        shape = (group.num_documents, group.padded_length)
+        q, k, v = (
+            x.index_select(0, group.rows_NP).view(*shape, *x.shape[1:]).transpose(1, 2)
+            for x in (q_THD, k_TGD, v_TGD)
+        )
+        if rules.exact:
+            mask_PP = _causal_bias(group.padded_length, q_THD.dtype)
+            out = attend_blocked(q, k, v, mask_PP, rules.key_block)
+        else:
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
+            )
+        outputs.append(out.transpose(1, 2).reshape(-1, width))
+    padded = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return padded.index_select(0, layout.restore_T)
+
+
+def attend_cached(
+    q_NHD: torch.Tensor,
+    k_NGCD: torch.Tensor,
+    v_NGCD: torch.Tensor,
+    lengths_N: torch.Tensor,
+    rules: NumericRules,
+) -> torch.Tensor:
+    """Attention of one new token per sequence to its first `lengths` cached positions.
+
+    C is the padded length that all N sequences share. With exact rules each query is repeated to
+    `min_rows` rows, so that the products have the shape-independent form of `attend_documents`.
+
+    Returns:
+        The attended values `[N, H * D]`.
+    """
+    num, heads, head_dim = q_NHD.shape
+    positions_C = torch.arange(k_NGCD.shape[2], device=q_NHD.device)
+    visible_NC = positions_C < lengths_N[:, None]
+    bias = torch.zeros(visible_NC.shape, dtype=q_NHD.dtype, device=q_NHD.device)
+    bias_N11C = bias.masked_fill_(~visible_NC, -math.inf)[:, None, None]
+    q = q_NHD[:, :, None].expand(num, heads, rules.min_rows, head_dim)
+    if rules.exact:
+        out = attend_blocked(q, k_NGCD, v_NGCD, bias_N11C, rules.key_block)
+    else:
+        out = F.scaled_dot_product_attention(
+            q, k_NGCD, v_NGCD, attn_mask=bias_N11C, enable_gqa=heads != k_NGCD.shape[1]
+        )
+    return out[:, :, 0].reshape(num, heads * head_dim)
+
+
+def attend_blocked(
+    q_NHRD: torch.Tensor,
+    k_NGCD: torch.Tensor,
+    v_NGCD: torch.Tensor,
+    bias: torch.Tensor,
+    key_block: int,
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(D) + bias) v, summed over blocks of `key_block` keys in order.
+
+    Masked keys contribute exactly 0, and the blocks have fixed size, so a row's bits do not depend
+    on how far its document is padded. `bias` broadcasts to `[N, H, R, C]`; query heads share
+    key/value heads in runs of H / G.
+    """
+    num, heads, rows, head_dim = q_NHRD.shape
+    kv_heads, length = k_NGCD.shape[1], k_NGCD.shape[2]
+    folded = (num, kv_heads, heads // kv_heads * rows)
+    scores = q_NHRD.reshape(*folded, head_dim) @ k_NGCD.transpose(-1, -2)
+    scores = (scores * head_dim**-0.5).view(num, heads, rows, length) + bias
+    weights = torch.softmax(scores, dim=-1).view(*folded, length)
+    if length <= key_block:
+        out = weights @ v_NGCD
+    else:
+        out = weights[..., :key_block] @ v_NGCD[..., :key_block, :]
+        for start in range(key_block, length, key_block):
+            block = slice(start, start + key_block)
+            out = out + weights[..., block] @ v_NGCD[..., block, :]
+    return out.view(num, heads, rows, head_dim)
+
+
+@lru_cache(maxsize=64)
+def _causal_bias(length: int, dtype: torch.dtype) -> torch.Tensor:
+    """0 on and below the diagonal, -inf above, on the CPU [length, length]."""
+    return torch.full((length, length), -math.inf, dtype=dtype).triu_(1)

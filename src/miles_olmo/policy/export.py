@@ -1,0 +1,257 @@
+"""A Hugging Face checkpoint of an `olmo3moe` policy, checked by its logits on every export.
+
+    export/
+      config.json, generation_config.json
+      model.safetensors             (or model-00001-of-0000N.safetensors and an index)
+      tokenizer.json, tokenizer_config.json
+      configuration_olmo3moe.py, modeling_olmo3moe.py
+      miles_export.json             where it came from, the logits check, sha256 of every file
+
+The model code travels with the weights (see `miles_olmo.policy.export_code`), so
+`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)` works with neither
+miles-olmo nor OLMo-core installed.
+
+Left out: a dtype other than the policy's own, and what OLMo-core's Hugging Face class cannot express.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from miles_olmo.base.canonical import file_sha256
+from miles_olmo.base.errors import CheckpointError
+from miles_olmo.base.seeds import derive_seed
+from miles_olmo.manifest.models import Model
+from miles_olmo.policy.atomic_directory import atomic_directory, remove_leftovers
+from miles_olmo.policy.export_code import CONFIG_CLASS, MODEL_CLASS, write_model_code
+from miles_olmo.policy.export_tokenizer import ExportTokenizer, SpecialTokenIds, write_tokenizer
+from miles_olmo.policy.olmo3moe_tensors import publication_tensors
+from miles_olmo.policy.tensor_files import file_groups, write_tensors
+
+SCHEMA = "miles-olmo/export/v1"
+REPORT = "miles_export.json"
+MAX_FILE_BYTES = 4 * 1024**3
+
+LOGITS_BOUND = {"float32": 1e-4, "bfloat16": 3e-2}
+"""Largest |difference| of a logit as a share of max(1, largest |logit|): a few roundings of the
+dtype, as the sums inside attention and experts run in another order."""
+
+
+@dataclass(frozen=True)
+class LogitsCheck:
+    """How far the export's logits are from the policy's."""
+
+    max_abs_difference: float
+    """Over every position and vocabulary entry."""
+    bound: float
+    """Largest difference that passes: `LOGITS_BOUND` of the dtype x max(1, max_abs_logit)."""
+    max_abs_logit: float
+    num_tokens: int
+    seed: int
+    """Of the random token batches."""
+
+
+def export_policy(
+    module: nn.Module,
+    model: Model,
+    tokenizer: ExportTokenizer,
+    directory: Path,
+    *,
+    core_logits: Callable[[torch.Tensor], torch.Tensor],
+    plan_digest: str,
+    step: int,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the policy to `directory` and check that it reads back as the same policy.
+
+    The directory appears only when the check has passed; one that is there is replaced.
+
+    Args:
+        core_logits: Logits of the policy for token ids int64 [B, T]: float [B, T, V].
+        step: Training step of the weights.
+        seed: Of the token batches that are compared.
+
+    Returns:
+        The content of `miles_export.json`.
+
+    Raises:
+        CheckpointError: E410 or E431, the policy cannot be expressed; E430, its logits differ;
+            E432, the files could not be written; E433, the tokenizer does not fit.
+    """
+    try:
+        remove_leftovers(directory.parent, directory.name.replace(".", r"\."))
+        with atomic_directory(directory) as writing:
+            _write_files(writing, module, model, tokenizer)
+            check = _check_logits(writing, model, core_logits, seed, _device(module))
+            report = {
+                "schema": SCHEMA,
+                "plan_digest": plan_digest,
+                "step": step,
+                "family": model.family,
+                "dtype": model.dtype,
+                "logits_check": asdict(check),
+                "versions": _versions(),
+                "files": {path.name: file_sha256(path) for path in sorted(writing.iterdir())},
+            }
+            (writing / REPORT).write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            "E432",
+            f"export {directory} could not be written: {error.strerror or error}",
+            why="an export needs room for one copy of the weights",
+            fix="free disk space or choose another directory; the checkpoint is untouched",
+            path=str(directory),
+            errno=error.errno,
+        ) from error
+    return report
+
+
+def _write_files(
+    directory: Path, module: nn.Module, model: Model, tokenizer: ExportTokenizer
+) -> None:
+    shape = model.shape
+    config = _hugging_face_config(module)
+    ids = write_tokenizer(
+        tokenizer,
+        directory,
+        vocab_size=shape.vocab_size,
+        max_length=shape.max_position_embeddings,
+    )
+    _write_config(directory, config, model, ids)
+    write_model_code(directory)
+    _write_weights(directory, dict(publication_tensors(module)))
+
+
+def _hugging_face_config(module: nn.Module) -> Any:
+    """OLMo-core's translation of the module's structure."""
+    from olmo_core.nn.hf.config import get_hf_config
+
+    try:
+        return get_hf_config(module)  # pyright: ignore[reportArgumentType]
+    except NotImplementedError as error:
+        raise CheckpointError(
+            "E431",
+            f"the policy cannot be exported: {error}",
+            why="the Hugging Face class would compute something else",
+            fix="use a model shape that olmo3moe can express",
+        ) from error
+
+
+def _write_config(directory: Path, config: Any, model: Model, ids: SpecialTokenIds) -> None:
+    token_ids = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
+    config.update(
+        {
+            **token_ids,
+            "max_position_embeddings": model.shape.max_position_embeddings,
+            "architectures": ["Olmo3MoeForCausalLM"],
+            "dtype": model.dtype,
+        }
+    )
+    content = {
+        **json.loads(config.to_json_string(use_diff=False)),
+        "auto_map": {
+            "AutoConfig": CONFIG_CLASS,
+            "AutoModelForCausalLM": MODEL_CLASS,
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    generation = {key: value for key, value in token_ids.items() if value is not None}
+    text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
+    (directory / "generation_config.json").write_text(text)
+
+
+def _write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    groups = list(file_groups(tensors, MAX_FILE_BYTES))
+    if len(groups) == 1:
+        write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
+        return
+    weight_map = {}
+    for number, group in enumerate(groups, start=1):
+        name = f"model-{number:05d}-of-{len(groups):05d}.safetensors"
+        write_tensors(directory / name, group, {"format": "pt"})
+        weight_map |= dict.fromkeys(group, name)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+    (directory / "model.safetensors.index.json").write_text(text)
+
+
+def _check_logits(
+    directory: Path,
+    model: Model,
+    core_logits: Callable[[torch.Tensor], torch.Tensor],
+    seed: int,
+    device: torch.device,
+) -> LogitsCheck:
+    """Compare the policy with what a user of the export would load.
+
+    Raises:
+        CheckpointError: E430.
+    """
+    exported = _load_exported(directory, model).to(device).eval()
+    difference = largest = 0.0
+    num_tokens = 0
+    with torch.inference_mode():
+        for ids_BT in _token_batches(model, seed):
+            ids_BT = ids_BT.to(device)
+            ours_BTV = core_logits(ids_BT).float()
+            theirs_BTV = exported(input_ids=ids_BT, use_cache=False).logits.float()
+            # A NaN on either side must fail the comparison below.
+            difference = _max(difference, (ours_BTV - theirs_BTV).abs().max().item())
+            largest = _max(largest, ours_BTV.abs().max().item())
+            num_tokens += ids_BT.numel()
+    bound = LOGITS_BOUND[model.dtype] * max(1.0, largest)
+    if not difference <= bound:
+        raise CheckpointError(
+            "E430",
+            f"the export's logits differ from the policy's by up to {difference:.3g}, "
+            f"{bound:.3g} is allowed",
+            why="users of the export would run another policy than the one that was trained",
+            fix="use the tested versions of torch, transformers and ai2-olmo-core",
+            max_abs_difference=repr(difference),
+            bound=bound,
+            num_tokens=num_tokens,
+        )
+    return LogitsCheck(difference, bound, largest, num_tokens, seed)
+
+
+def _load_exported(directory: Path, model: Model) -> nn.Module:
+    """The exported model through the exported code, not through OLMo-core's own classes.
+
+    OLMo-core registers its classes with the `Auto*` factories of this process, which would win over
+    the directory's code.
+    """
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    model_class = get_class_from_dynamic_module(MODEL_CLASS, str(directory))
+    return model_class.from_pretrained(str(directory), dtype=getattr(torch, model.dtype))
+
+
+def _token_batches(model: Model, seed: int) -> list[torch.Tensor]:
+    """Seeded random ids, int64 [B, T]: some rows, one token, one row of an odd length."""
+    shape = model.shape
+    longest = min(shape.max_position_embeddings, 64)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "export-logits"))
+    sizes = [(4, longest), (1, 1), (1, max(1, longest - 1))]
+    return [torch.randint(0, shape.vocab_size, size, generator=generator) for size in sizes]
+
+
+def _max(left: float, right: float) -> float:
+    return right if not right <= left else left  # keeps a NaN
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device
+
+
+def _versions() -> dict[str, str]:
+    names = ("ai2-olmo-core", "torch", "transformers")
+    return {name: importlib.metadata.version(name) for name in names}

@@ -1,0 +1,67 @@
+"""The model code of an export: OLMo-core's own files, and what current transformers releases need.
+
+OLMo-core ships the `olmo3moe` classes in `olmo_core.nn.moe.v2.hf`. They are copied whole; `_ADDITIONS`
+is appended to the modeling file and changes nothing in this process. Names at the end of a module
+win over earlier ones when functions look them up, so nothing needs to be cut out of the copy.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CONFIG_CLASS = "configuration_olmo3moe.Olmo3MoeConfig"
+MODEL_CLASS = "modeling_olmo3moe.Olmo3MoeForCausalLM"
+"""File and class, as `auto_map` in config.json names them."""
+
+_ADDITIONS = '''
+
+# --- Added by miles-olmo -------------------------------------------------------------------------
+
+from functools import wraps  # noqa: E402
+
+
+def _create_mask_compat(mask_fn: Callable, **kwargs):  # noqa: F811
+    """Call transformers' mask helpers by the names of any release: `input_embeds` became
+    `inputs_embeds`, `past_key_values` became `cache`, `cache_position` went away."""
+    parameters = set(signature(mask_fn).parameters)
+    if "input_embeds" in parameters and "inputs_embeds" in kwargs:
+        kwargs["input_embeds"] = kwargs.pop("inputs_embeds")
+    if "cache" in parameters and "cache" not in kwargs:
+        kwargs["cache"] = kwargs.get("past_key_values")
+    return mask_fn(**{name: value for name, value in kwargs.items() if name in parameters})
+
+
+def _accept_cache(forward: Callable) -> Callable:
+    """Newer releases of `generate` call `past_key_values` `cache`; unknown, it would be ignored and
+    every step would attend to nothing but its own token."""
+
+    @wraps(forward)
+    def forward_with_cache(self, *args, cache=None, **kwargs):
+        if cache is not None:
+            kwargs["past_key_values"] = cache
+        return forward(self, *args, **kwargs)
+
+    return forward_with_cache
+
+
+Olmo3MoeForCausalLM.forward = _accept_cache(Olmo3MoeForCausalLM.forward)
+Olmo3MoeModel.forward = _accept_cache(Olmo3MoeModel.forward)
+
+# Routers compute in float32; without this a bfloat16 load would round a float32 router.
+Olmo3MoePreTrainedModel._keep_in_fp32_modules_strict = {"router.gate"}
+'''
+
+
+def write_model_code(directory: Path) -> None:
+    """Write configuration_olmo3moe.py and modeling_olmo3moe.py.
+
+    Raises:
+        OSError: a file could not be read or written.
+    """
+    import olmo_core.nn.moe.v2.hf as source
+
+    folder = Path(next(iter(source.__path__)))
+    for reference, additions in ((CONFIG_CLASS, ""), (MODEL_CLASS, _ADDITIONS)):
+        name = reference.split(".")[0] + ".py"
+        text = (folder / name).read_text(encoding="utf-8")
+        (directory / name).write_text(text + additions, encoding="utf-8")

@@ -1,0 +1,50 @@
+"""When the same token must give the same bits, whatever is computed beside it.
+
+On a CPU in float32 with ONE torch thread, a row of a matrix product depends on how many rows stand
+beside it when there are few of them, because MKL picks other kernels for thin matrices. Measured on
+an AVX-512 Xeon with torch 2.13: rows are equal in bits from 6 rows on for an inner size of 128, 11
+for 256, 16 for 512. An attention row depends on the padded length of its document unless sums run
+over blocks of fixed size. So:
+
+- no product gets fewer than `min_rows` rows: short inputs and thin expert groups are padded;
+- documents are padded to a multiple of `document_multiple` inside attention, and the weighted sum
+  over values runs over `key_block` keys at a time, first to last.
+
+With these rules generation with a KV cache and training on packs give bit-identical logprobs.
+
+On CUDA kernels choose their tiling differently and bits are not promised; there the padding only
+costs time, so `rules_for` switches it off. This is the only switch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class NumericRules:
+    """Padding that makes each row's result independent of the other rows."""
+
+    exact: bool
+    """Use the blocked attention formula instead of the fused kernel."""
+    min_rows: int
+    """Fewest rows of a matrix product, of an expert group and of a query block."""
+    document_multiple: int
+    """Documents are padded to a multiple of this many tokens inside attention."""
+    key_block: int
+    """Keys per partial sum of attention; a multiple of document_multiple."""
+
+    def padded(self, length: int) -> int:
+        """Length of a document inside attention."""
+        return -(-length // self.document_multiple) * self.document_multiple
+
+
+EXACT = NumericRules(exact=True, min_rows=16, document_multiple=16, key_block=64)
+FAST = NumericRules(exact=False, min_rows=1, document_multiple=16, key_block=64)
+
+
+def rules_for(device: torch.device) -> NumericRules:
+    """The rules of a device: exact on CPU, fast elsewhere."""
+    return EXACT if device.type == "cpu" else FAST

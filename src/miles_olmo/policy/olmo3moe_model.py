@@ -1,0 +1,270 @@
+"""OLMo-core's `OLMoDDPModel` from a manifest, with blocks that run on CPU and CUDA alike.
+
+The stock block needs TransformerEngine, CUDA streams and its own attention kernels. Ours keeps every
+parameter and submodule of it and replaces the forward pass: attention inside documents (or against
+a cache), experts as in `experts`, routes as an input. `ForwardPass` carries what a pass needs
+besides the tokens; it is an argument of every block, so a recomputed block sees the same one.
+
+Restricted to what Hugging Face's `olmo3moe` can hold: reordered norm, head-wise QK norm, unscaled
+RoPE, at most one shared expert without a gate, SwiGLU, no biases, no score bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from olmo_core.config import DType
+from olmo_core.nn.attention import AttentionBackendName, AttentionConfig, AttentionType
+from olmo_core.nn.ddp.block import OLMoDDPTransformerBlock, OLMoDDPTransformerBlockConfig
+from olmo_core.nn.ddp.model import OLMoDDPModel
+from olmo_core.nn.layer_norm import LayerNormConfig, LayerNormType
+from olmo_core.nn.lm_head import LMHeadConfig, LMHeadType
+from olmo_core.nn.moe.router import MoERouterGatingFunction
+from olmo_core.nn.moe.v2.routed_experts import RoutedExpertsConfig
+from olmo_core.nn.moe.v2.shared_experts import SharedExpertsConfig
+from olmo_core.nn.rope import RoPEConfig, RotaryEmbedding
+from olmo_core.nn.transformer.config import (
+    OLMoDDPModelConfig,
+    TransformerBlockType,
+    TransformerType,
+)
+from olmo_core.nn.transformer.init import InitMethod
+
+from miles_olmo.manifest.models import Model, ModelShape
+from miles_olmo.policy.experts import routed_experts_forward
+from miles_olmo.policy.numerics import NumericRules, rules_for
+from miles_olmo.policy.routing import ReplayRouter, ReplayRouterConfig, RoutingObserver
+
+
+class AttentionView(Protocol):
+    """What the queries of a pass may look at: their documents, or a cache."""
+
+    def attend(
+        self, layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor
+    ) -> torch.Tensor:
+        """Attended values `[T, H * D]`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """Everything a pass needs besides its T tokens."""
+
+    sin_TD: torch.Tensor
+    """RoPE sines at each token's position in its document [T, head_dim]."""
+    cos_TD: torch.Tensor
+    """RoPE cosines [T, head_dim]."""
+    view: AttentionView
+    forced_LTK: torch.Tensor | None
+    """Experts to use per layer, int64 [L, T, K], -1 = route natively; None without replay."""
+    observer: RoutingObserver
+
+
+class PortableBlock(OLMoDDPTransformerBlock):
+    """The fused MoE block with a forward pass in plain torch."""
+
+    rules: NumericRules
+
+    def combined_forward_no_ep(
+        self,
+        x: torch.Tensor,
+        *,
+        forward_pass: ForwardPass,
+        loss_div_factor: torch.Tensor | float | None = None,
+    ) -> torch.Tensor:
+        """One block over `[1, T, D]`."""
+        attended = x + self.attention_norm(self._attend(x, forward_pass))
+        routed = self._route(attended[0], forward_pass)[None]
+        shared = None if self.shared_experts is None else self.shared_experts(attended)[0]
+        return self._res_norm_mlp(attended, self._merge_routed_and_shared(routed, shared))
+
+    def _attend(self, x: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        attention: Any = self.attention
+        q, k, v = attention._prepare_qkv(
+            x, pos_sin=forward_pass.sin_TD, pos_cos=forward_pass.cos_TD
+        )
+        values_TD = forward_pass.view.attend(self.block_idx, q[0], k[0], v[0])
+        return attention.w_out(values_TD)[None]
+
+    def _route(self, x_TD: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        router, experts = self.routed_experts_router, self.routed_experts
+        assert isinstance(router, ReplayRouter) and experts is not None
+        forced_LTK = forward_pass.forced_LTK
+        forced_TK = None if forced_LTK is None else forced_LTK[self.block_idx]
+        weights_TK, indices_TK, counts_E, decision = router.route(x_TD, forced_TK)
+        forward_pass.observer.observe(self.block_idx, decision)
+        return routed_experts_forward(
+            experts, x_TD, weights_TK, indices_TK, counts_E, min_rows=self.rules.min_rows
+        )
+
+
+@dataclass
+class PortableBlockConfig(OLMoDDPTransformerBlockConfig):
+    """Builds a `PortableBlock`."""
+
+    def build(self, **context: Any) -> PortableBlock:
+        fields = self.as_dict(exclude_none=False, recurse=False)
+        for name in ("name", "feed_forward", "feed_forward_moe"):  # of the parent configuration
+            fields.pop(name)
+        norm = fields.pop("layer_norm")
+        return PortableBlock(**fields, **context, attention_norm=norm, feed_forward_norm=norm)
+
+
+class PortableModel(OLMoDDPModel):
+    """`OLMoDDPModel` in the dtype of its parameters, whose forward takes a `ForwardPass`."""
+
+    _training_dtype: torch.dtype  # type: ignore[misc]  # bfloat16 for the stock class, ours per model
+
+    def __init__(self, *, max_positions: int, **fields: Any) -> None:
+        super().__init__(**fields)
+        self._training_dtype = self.dtype
+        self.max_positions = max_positions
+
+    def _prepare_inputs(self, input_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        forward_pass = kwargs.pop("forward_pass")
+        prepared = super()._prepare_inputs(input_ids, *args, **kwargs)
+        prepared[2]["forward_pass"] = forward_pass
+        return prepared
+
+    @property
+    def rules(self) -> NumericRules:
+        """The numeric rules of the device that the model lives on."""
+        return next(iter(self.portable_blocks())).rules
+
+    @property
+    def router(self) -> ReplayRouter:
+        """The first layer's router; all layers are configured alike."""
+        router = next(iter(self.portable_blocks())).routed_experts_router
+        assert isinstance(router, ReplayRouter)
+        return router
+
+    def portable_blocks(self) -> list[PortableBlock]:
+        """The blocks, first to last."""
+        return [block for block in self.blocks.values() if isinstance(block, PortableBlock)]
+
+    def rotary_at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """RoPE sines and cosines at the positions, both float32 `[T, head_dim]`."""
+        rope = self.portable_blocks()[0].attention.rope
+        assert isinstance(rope, RotaryEmbedding)
+        buffers = rope.get_buffers(self.max_positions, positions_T.device)
+        assert buffers.pos_sin is not None and buffers.pos_cos is not None
+        return (
+            buffers.pos_sin.index_select(0, positions_T),
+            buffers.pos_cos.index_select(0, positions_T),
+        )
+
+
+@dataclass
+class PortableModelConfig(OLMoDDPModelConfig):
+    """Builds a `PortableModel`."""
+
+    max_positions: int = 0
+    """Longest sequence in tokens."""
+
+    def build(self, *, init_device: str = "cpu") -> PortableModel:
+        fields = self.as_dict(exclude_none=False, recurse=False)
+        for name in ("name", "freeze_params"):
+            fields.pop(name)
+        fields["dtype"] = self.dtype.as_pt()
+        return PortableModel(**fields, init_device=init_device)
+
+
+def model_config(model: Model, *, recompute: bool) -> PortableModelConfig:
+    """OLMo-core's configuration of a manifest's model."""
+    shape, dtype = model.shape, DType(model.dtype)
+    norm = LayerNormConfig(name=LayerNormType.rms, eps=shape.rms_norm_eps, bias=False, dtype=dtype)
+    block = PortableBlockConfig(
+        name=TransformerBlockType.moe_fused_v2,
+        sequence_mixer=_attention_config(shape, norm, dtype),
+        layer_norm=norm,
+        routed_experts=RoutedExpertsConfig(
+            d_model=shape.hidden_size,
+            hidden_size=shape.expert_hidden_size,
+            num_experts=shape.num_experts,
+            bias=False,
+            dtype=dtype,
+        ),
+        routed_experts_router=_router_config(shape, dtype),
+        shared_experts=_shared_config(shape, dtype),
+    )
+    return PortableModelConfig(
+        name=TransformerType.moe_fused_v2,
+        d_model=shape.hidden_size,
+        vocab_size=shape.vocab_size,
+        n_layers=shape.num_layers,
+        block=block,
+        lm_head=LMHeadConfig(name=LMHeadType.default, layer_norm=norm, bias=False, dtype=dtype),
+        dtype=dtype,
+        init_method=InitMethod.normal,
+        init_std=shape.initializer_std,
+        recompute_each_block=recompute,
+        max_positions=shape.max_position_embeddings,
+    )
+
+
+def _attention_config(shape: ModelShape, norm: LayerNormConfig, dtype: DType) -> AttentionConfig:
+    return AttentionConfig(
+        name=AttentionType.default,
+        n_heads=shape.num_attention_heads,
+        n_kv_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        bias=False,
+        rope=RoPEConfig(theta=int(shape.rope_theta)),
+        qk_norm=norm,
+        use_head_qk_norm=True,
+        backend=AttentionBackendName.torch,
+        dtype=dtype,
+    )
+
+
+def _router_config(shape: ModelShape, dtype: DType) -> ReplayRouterConfig:
+    return ReplayRouterConfig(
+        d_model=shape.hidden_size,
+        num_experts=shape.num_experts,
+        top_k=shape.num_experts_per_token,
+        gating_function=MoERouterGatingFunction(shape.router),
+        normalize_expert_weights=1.0 if shape.normalize_expert_weights else None,
+        lb_loss_weight=None,
+        z_loss_weight=None,
+        dtype=dtype,
+    )
+
+
+def _shared_config(shape: ModelShape, dtype: DType) -> SharedExpertsConfig | None:
+    if shape.shared_expert_hidden_size == 0:
+        return None
+    return SharedExpertsConfig(
+        d_model=shape.hidden_size,
+        hidden_size=shape.shared_expert_hidden_size,
+        num_experts=1,
+        bias=False,
+        dtype=dtype,
+    )
+
+
+def build_model(model: Model, *, recompute: bool, device: torch.device, seed: int) -> PortableModel:
+    """A policy with random weights that depend on shape and seed alone.
+
+    Matrices (and the router's flat matrix) are normal with `shape.initializer_std`, drawn in
+    float32 on the CPU from one generator in the order of `named_parameters`; norms are ones.
+    """
+    built = model_config(model, recompute=recompute).build(init_device="cpu")
+    _draw_weights(built, model.shape.initializer_std, seed)
+    built.to(device)
+    rules = rules_for(device)
+    for block in built.portable_blocks():
+        block.rules = rules
+    return built
+
+
+@torch.no_grad()
+def _draw_weights(module: PortableModel, std: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+        else:
+            drawn = torch.empty(parameter.shape, dtype=torch.float32)
+            parameter.copy_(drawn.normal_(0.0, std, generator=generator))

@@ -1,0 +1,137 @@
+"""Safetensors files, written tensor by tensor with checksums taken on the way.
+
+The format (https://github.com/huggingface/safetensors) is a little-endian u64 header length, a JSON
+header padded with spaces to 8 bytes, then the tensors' bytes without gaps. Writing it here means
+ordinary file errors (a full disk is an OSError), no second copy of the policy in memory, and
+one sha256 per tensor and per file without reading anything back. Files are read with `safetensors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """One safetensors file on disk."""
+
+    name: str
+    """File name without directory."""
+    num_bytes: int
+    sha256: str
+    """Over the whole file."""
+    tensors: Mapping[str, str]
+    """sha256 of each tensor's contiguous little-endian bytes, by tensor name."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """safetensors' name of a dtype, e.g. "BF16"."""
+    return _DTYPES[dtype]
+
+
+def file_groups(
+    tensors: Mapping[str, torch.Tensor], max_bytes: int
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Consecutive tensors up to `max_bytes` per group; a larger tensor has a group of its own."""
+    group: dict[str, torch.Tensor] = {}
+    num_bytes = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        if group and num_bytes + size > max_bytes:
+            yield group
+            group, num_bytes = {}, 0
+        group[name] = tensor
+        num_bytes += size
+    if group:
+        yield group
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> WrittenFile:
+    """Write tensors, of any device and stride, to a new file at `path`.
+
+    Args:
+        metadata: Text values for the header, e.g. {"format": "pt"}, which transformers looks for.
+
+    Raises:
+        OSError: the file could not be written; a part of it may be left.
+    """
+    assert sys.byteorder == "little", "safetensors files are little-endian"
+    # Wide dtypes first keeps every tensor aligned to its own item size.
+    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header = _header(order, tensors, metadata)
+    file_hash = hashlib.sha256(header)
+    tensor_hashes: dict[str, str] = {}
+    num_bytes = len(header)
+    with path.open("wb") as file:
+        file.write(header)
+        for name in order:
+            data = tensor_bytes(tensors[name])
+            file.write(data)
+            file_hash.update(data)
+            tensor_hashes[name] = hashlib.sha256(data).hexdigest()
+            num_bytes += len(data)
+    return WrittenFile(path.name, num_bytes, file_hash.hexdigest(), tensor_hashes)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """All tensors of a file, on the CPU.
+
+    Raises:
+        OSError, safetensors.SafetensorError: the file is missing or not a safetensors file.
+    """
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def tensor_sha256(tensor: torch.Tensor) -> str:
+    """sha256 of a tensor's contiguous little-endian bytes."""
+    return hashlib.sha256(tensor_bytes(tensor)).hexdigest()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Contiguous little-endian bytes of a tensor; a view of its memory where that is possible."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _header(
+    order: list[str], tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None
+) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        entries[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

@@ -1,0 +1,118 @@
+"""One small run, whole, and the same run with its processes killed: the records must agree."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import CANARY, Launch, Launcher, small_manifest
+
+from miles_olmo.records.metrics import read_metrics
+from miles_olmo.records.receipts import merge_receipts
+from miles_olmo.records.samples import read_samples, sample_steps
+
+pytestmark = pytest.mark.process
+
+LARGEST = "train/train_rollout_logprob_abs_diff_max"
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_manifest(tmp_path_factory.mktemp("manifest"))
+
+
+@pytest.fixture(scope="module")
+def whole(launch: Launcher, manifest: Path) -> Launch:
+    """A run that nothing happened to."""
+    run = launch(manifest, "whole")
+    assert run.wait() == 0, run.text()
+    return run
+
+
+def consumed(run: Launch) -> dict[int, list[tuple[str, str, float]]]:
+    """Sample ids, completions and rewards per step."""
+    directory = run.run.root / "samples"
+    return {
+        step: [(s.sample_id, s.completion, s.reward) for s in read_samples(run.run.samples(step))]
+        for step in sample_steps(directory)
+    }
+
+
+def losses(run: Launch) -> list[tuple[int, float | None, float | None]]:
+    """Step, loss and gradient norm: the curve that a resumed run must continue exactly."""
+    return [
+        (row.step, row.values.get("train/loss"), row.values.get("train/grad_norm"))
+        for row in run.train_rows()
+    ]
+
+
+def test_a_run_leaves_checkpoint_export_metrics_samples_and_an_intact_receipt_chain(whole: Launch):
+    assert whole.run.checkpoint_steps()[-1] == 12
+    assert (whole.run.export / "config.json").is_file()
+    assert [row.step for row in whole.train_rows()] == list(range(1, 13))
+    assert sample_steps(whole.run.root / "samples") == list(range(1, 13))
+    chain = merge_receipts(whole.run.receipts)
+    assert not chain.problems
+    kinds = [event["type"] for event in chain.events]
+    for kind in (
+        "inputs-prepared",
+        "warmup-finished",
+        "checkpoint-saved",
+        "exported",
+        "run-finished",
+    ):
+        assert kind in kinds
+
+
+def test_the_policy_changes_and_is_evaluated(whole: Launch):
+    rows = whole.train_rows()
+    assert any(row.values["rollout/skipped_step"] == 0 for row in rows)
+    assert [row.step for row in read_metrics(whole.run.metrics).of("evaluation")] == [0, 6, 12]
+
+
+def test_trainer_and_engine_logprobs_are_bit_identical_and_every_route_is_replayed(whole: Launch):
+    trained = [row.values for row in whole.train_rows() if LARGEST in row.values]
+    assert trained
+    assert {values[LARGEST] for values in trained} == {0.0}
+    assert {values["router/replay_coverage"] for values in trained} == {1.0}
+
+
+def test_no_secret_of_the_environment_and_no_token_is_left_in_any_file(whole: Launch):
+    assert not whole.run.token.exists()
+    for path in whole.run.root.rglob("*"):
+        if path.is_file():
+            assert CANARY.encode() not in path.read_bytes(), path
+    assert CANARY not in whole.text()
+
+
+def test_a_trainer_killed_in_mid_run_resumes_with_the_same_samples_and_losses(
+    launch: Launcher, manifest: Path, whole: Launch
+):
+    first = launch(manifest, "resumed")
+    first.wait_for(lambda: len(first.train_rows()) >= 6, "step 6")
+    os.kill(first.job_pid("trainer"), signal.SIGKILL)
+    assert first.wait() == 6, first.text()
+    assert "trainer" in first.text()
+    second = launch(manifest, "resumed", "--resume", "resumed")
+    assert second.wait() == 0, second.text()
+    assert consumed(second) == consumed(whole)
+    assert losses(second) == losses(whole)
+
+
+def test_an_engine_killed_in_mid_run_is_restarted_and_changes_no_sample(
+    launch: Launcher, manifest: Path, whole: Launch
+):
+    run = launch(manifest, "engine-killed")
+    run.wait_for(lambda: len(run.train_rows()) >= 3, "step 3")
+    os.kill(run.job_pid("engine-0"), signal.SIGKILL)
+    assert run.wait() == 0, run.text()
+    kinds = [
+        json.loads(line)["type"]
+        for line in run.run.receipt_log("launcher").read_text().splitlines()
+    ]
+    assert "engine-restarted" in kinds
+    assert consumed(run) == consumed(whole)
+    assert losses(run) == losses(whole)
