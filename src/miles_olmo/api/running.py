@@ -14,18 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from miles_olmo.api.planning import make_plan, read_plan
 from miles_olmo.base.errors import UsageError
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.backend import LaunchRequest, LaunchResult, ViewFactory
-from miles_olmo.launch.local import LocalBackend
-from miles_olmo.plan.model import RunPlan
+from miles_olmo.records import runs as run_files
 from miles_olmo.records import samples as sample_files
 from miles_olmo.records import status as status_files
-from miles_olmo.records.runs import resolve_run
 from miles_olmo.records.samples import Sample
 from miles_olmo.records.status import RunStatus
+
+if TYPE_CHECKING:  # planning and launching are imported where they happen: status starts fast
+    from miles_olmo.plan.model import RunPlan
 
 RUNS_DIRECTORY = Path("runs")
 """Where runs are looked for unless a directory is named; the manifest's own default."""
@@ -53,6 +54,8 @@ def load_plan(path: Path, *, overrides: Sequence[str] = ()) -> RunPlan:
         PlanError: E140, E141 of a plan file.
         UsageError: E602 an override is no assignment; E506 overrides of a finished plan.
     """
+    from miles_olmo.api.planning import make_plan, read_plan
+
     if path.suffix != ".json":
         return make_plan(path, overrides=overrides)
     if overrides:
@@ -93,6 +96,8 @@ def submit(
         PlanError: E142 to E145; the same.
         UsageError: E501, there is no such run to resume.
     """
+    from miles_olmo.launch.local import LocalBackend
+
     if plan is None and resume is None:
         raise UsageError(
             "E509",
@@ -119,7 +124,7 @@ def find_run(run: str | Path, *, runs: Path = RUNS_DIRECTORY) -> RunDirectory:
     Raises:
         UsageError: E501, there is none, or the text fits several.
     """
-    return resolve_run(str(run), runs)
+    return run_files.resolve_run(str(run), runs)
 
 
 def read_status(run: str | Path, *, runs: Path = RUNS_DIRECTORY) -> RunStatus:
@@ -169,7 +174,7 @@ def log_files(
         UsageError: E501; E519, there is no log of that attempt.
     """
     directory = find_run(run, runs=runs)
-    files = LocalBackend().logs(directory, attempt)
+    files = run_files.log_files(directory, attempt)
     if not files:
         raise UsageError(
             "E519",
@@ -188,4 +193,6 @@ def cancel(run: str | Path, *, runs: Path = RUNS_DIRECTORY) -> RunStatus:
         UsageError: E501.
         LaunchError: E516, it is supervised on another machine; E517, it does not end.
     """
+    from miles_olmo.launch.local import LocalBackend
+
     return LocalBackend().cancel(find_run(run, runs=runs))

@@ -30,7 +30,7 @@ def _page(report: MachineReport) -> list[str]:
     rows = [
         ("python", f"{machine['python']}  {machine['executable']}"),
         ("platform", machine["platform"]),
-        ("cpu", f"{machine['cpu']}, {machine['cpu_count']} usable"),
+        ("cpu", f"{machine['cpu']}, {machine['cpu_count']} threads usable"),
         ("disk", f"{size(machine['disk_free_bytes'])} free here"),
     ]
     lines = ["machine", *columns(rows), "packages"]

@@ -121,8 +121,16 @@ def examine_machine(
         "disk_free_bytes": shutil.disk_usage(directory).free,
     }
     engines = {kind: _engine(kind, probes, incomplete) for kind in ("core", "vllm")}
-    fixes = {extra: pip_line(extra) for extra in incomplete}
+    fixes = {extra: _fix(extra, probes) for extra in incomplete}
     return MachineReport(machine, extras, probes, engines, fixes)
+
+
+def _fix(extra: str, probes: tuple[ProbeReport, ...]) -> str:
+    torch = next((probe for probe in probes if probe.module == "torch"), None)
+    devices = torch.facts.get("devices", []) if torch else []
+    if extra == "serve" and not any(device.startswith("cuda") for device in devices):
+        return "needs a CUDA device; on a CPU, vLLM takes two steps: docs/install.md"
+    return pip_line(extra)
 
 
 def _packages(extra: str | None) -> tuple[PackageReport, ...]:
