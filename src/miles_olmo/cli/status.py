@@ -13,6 +13,7 @@ from miles_olmo.cli.run_options import runs_option
 from miles_olmo.cli.terminal import columns
 from miles_olmo.launch.summary import (
     attempt_seconds,
+    curve,
     duration,
     engines_text,
     figures,
@@ -62,13 +63,11 @@ def _page(status: RunStatus) -> list[str]:
         ("attempt", f"{status.attempt}, {duration(attempt_seconds(status))}"),
         *figures(status).items(),
     ]
-    rewards = [r.values["rollout/reward"] for r in status.history if "rollout/reward" in r.values]
+    rewards = [value for _, value in curve(status, "train", "rollout/reward")]
     if len(rewards) > 1:
         rows.append(("reward curve", sparkline(rewards)))
     accuracies = [
-        f"{row.step}: {row.values['eval/accuracy']:.3f}"
-        for row in status.evaluations
-        if "eval/accuracy" in row.values
+        f"{step}: {value:.3f}" for step, value in curve(status, "evaluation", "eval/accuracy")
     ]
     if accuracies:
         rows.append(("evaluations", ", ".join(accuracies)))

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.summary import (
+    curve,
     duration,
     engines_text,
     figures,
@@ -110,9 +111,7 @@ class Progress:
         grid.add_row("", bar)
         for label, value in figures(status).items():
             grid.add_row(Text(label, style="dim"), value)
-        rewards = [
-            row.values["rollout/reward"] for row in status.history if "rollout/reward" in row.values
-        ]
+        rewards = [value for _, value in curve(status, "train", "rollout/reward")]
         if len(rewards) > 1:
             grid.add_row(Text("reward curve", style="dim"), Text(sparkline(rewards), style="cyan"))
         grid.add_row(Text("engines", style="dim"), engines_text(status))

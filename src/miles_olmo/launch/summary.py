@@ -9,11 +9,11 @@ from miles_olmo.records.status import RunStatus
 
 # label -> (phase, metric names; the first that was recorded counts, format)
 _FIGURES: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
-    ("warm-up accuracy", "warmup", ("warmup/accuracy", "eval/accuracy"), ".3f"),
+    ("warm-up accuracy", "warmup", ("eval/accuracy",), ".3f"),
     ("reward", "train", ("rollout/reward",), ".3f"),
     ("accuracy", "evaluation", ("eval/accuracy",), ".3f"),
     ("loss", "train", ("train/loss",), ".4g"),
-    ("tokens/s", "train", ("perf/tokens_per_sec", "perf/tokens_per_gpu_per_sec"), ",.0f"),
+    ("tokens/s", "train", ("perf/tokens_per_sec",), ",.0f"),
     (
         "mismatch",
         "train",
@@ -25,14 +25,27 @@ _FIGURES: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
 
 
 def figures(status: RunStatus) -> dict[str, str]:
-    """Label -> figure, for every metric that was recorded, in reading order."""
+    """Label -> figure: the last known value of every metric that was recorded, in reading order."""
     found = {}
     for label, phase, names, form in _FIGURES:
-        row = status.latest.get(phase)
-        name = next((name for name in names if row and name in row.values), None)
-        if row and name:
-            found[label] = format(row.values[name], form)
+        for name in names:
+            value = _last_value(status, phase, name)
+            if value is not None:
+                found[label] = format(value, form)
+                break
     return found
+
+
+def curve(status: RunStatus, phase: str, name: str) -> list[tuple[int, float]]:
+    """(step, value) of one metric, over the steps that have it."""
+    rows = (row for row in status.history if row.phase == phase and name in row.values)
+    return [(row.step, row.values[name]) for row in rows]
+
+
+def _last_value(status: RunStatus, phase: str, name: str) -> float | None:
+    """Not every step has every metric: accuracy in the warm-up is measured now and then."""
+    rows = reversed(status.history)
+    return next((r.values[name] for r in rows if r.phase == phase and name in r.values), None)
 
 
 def progress_text(status: RunStatus) -> str:

@@ -91,7 +91,7 @@ class RunStatus:
     latest: dict[str, MetricRow] = field(default_factory=dict)
     """Last row of each phase that has one."""
     history: tuple[MetricRow, ...] = field(default=(), repr=False)
-    """Every training step that counts."""
+    """Every row that counts, in the order of the run's life."""
     evaluations: tuple[MetricRow, ...] = ()
     checkpoints: tuple[int, ...] = ()
     """Steps of complete checkpoints."""
@@ -144,7 +144,7 @@ def read_status(run_directory: Path) -> RunStatus:
         attempt=number,
         attempts=tuple(attempts),
         latest={p: r for p in ("warmup", "train", "evaluation") if (r := metrics.latest(p))},
-        history=metrics.of("train"),
+        history=metrics.rows,
         evaluations=metrics.of("evaluation"),
         checkpoints=tuple(run.checkpoint_steps()),
         exported=(run.export / "config.json").exists(),
