@@ -104,7 +104,9 @@ def _trajectory(sample_id, prompt, answer) -> Trajectory:
         sample_id,
         (
             Segment(tuple(prompt), "prompt", (False,) * count, None, None, rows[:count]),
-            Segment(answer.token_ids, "model", (True,) * response, answer.logprobs, 0, rows[count:]),
+            Segment(
+                answer.token_ids, "model", (True,) * response, answer.logprobs, 0, rows[count:]
+            ),
         ),
         answer.finish_reason,
         "",
@@ -230,7 +232,10 @@ def test_importance_sampling_is_neutral_where_engine_and_trainer_agree(groups):
     first, second = plain.update(groups), corrected.update(groups)
     assert second["train/tis"] == 1.0
     assert second["train/loss"] == first["train/loss"]
-    assert all(torch.equal(a, b) for a, b in zip(weights(plain).values(), weights(corrected).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(weights(plain).values(), weights(corrected).values(), strict=True)
+    )
 
 
 def test_several_updates_per_step_share_the_groups_and_score_them_before_the_first(groups):
@@ -246,5 +251,6 @@ def test_equal_steps_give_equal_bits(groups):
     for _ in range(2):
         assert one.update(groups) == other.update(groups)
     assert all(
-        torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(weights(one).values(), weights(other).values(), strict=True)
     )

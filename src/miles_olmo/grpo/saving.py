@@ -107,7 +107,9 @@ class Saver:
             plan_digest=self.plan_digest,
             step=state.step,
         )
-        self.receipts.append("exported", {"step": state.step, "logits_check": figures["logits_check"]})
+        self.receipts.append(
+            "exported", {"step": state.step, "logits_check": figures["logits_check"]}
+        )
 
     def _save_to(self, directory: Path, state: RunState, source: SampleSource, keep: int) -> Path:
         train = self.manifest.train
