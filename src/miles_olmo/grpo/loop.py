@@ -57,7 +57,8 @@ async def train(run: TrainingRun) -> None:
 async def begin(run: TrainingRun) -> None:
     """Everything before the first training step."""
     if run.supervised is not None:
-        await warm_up_policy(run, run.supervised)
+        assert run.evaluator is not None, "the plan requires evaluation data for a warm-up"
+        await warm_up_policy(run, run.supervised, run.evaluator)
     if run.learner.needs_reference:
         run.saver.save_reference(run.state, run.source)
         run.learner.reference = run.saver.load_reference()
@@ -100,14 +101,15 @@ async def take_with_signal(run: TrainingRun) -> tuple[list[ScoredGroup], int]:
     return groups, rollout.max_refills
 
 
-async def warm_up_policy(run: TrainingRun, supervised: SupervisedTrainer) -> None:
+async def warm_up_policy(
+    run: TrainingRun, supervised: SupervisedTrainer, evaluator: Evaluator
+) -> None:
     """Supervised training until greedy accuracy, measured through the engines, is in its band."""
-    assert run.evaluator is not None, "the plan requires evaluation data for a warm-up"
 
     async def measure() -> float:
         run.state.version += 1
         await run.publisher.publish(run.state.version)
-        return (await run.evaluator()).accuracy
+        return (await evaluator()).accuracy
 
     result = await warm_up(supervised, measure=measure, report=run.recorder.warmup)
     run.recorder.receipt(

@@ -25,7 +25,7 @@ from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.rollout.client import FleetClient, PolicyShape
-from miles_olmo.tasks.prompts import PromptSet, answer_ids, read_prompts
+from miles_olmo.tasks.prompts import answer_ids, read_prompts
 from miles_olmo.tasks.tokenizer import TextTokenizer
 from miles_olmo.tasks.verifiers import find_verifier
 
@@ -76,6 +76,9 @@ def build_run(
         max_prompt_tokens=manifest.rollout.max_prompt_tokens,
     )
     prompts = read(checked_input(context, "data.train"))
+    context.receipts.append(
+        "prompts-read", {"usable": len(prompts), "over_max_prompt_tokens": prompts.num_too_long}
+    )
     stop = (tokenizer.eos_id,)
     verifiers = {name: find_verifier(name) for name in manifest.reward.verifiers}
     scorer = Scorer(verifiers, tokenizer.eos_token)
@@ -103,8 +106,7 @@ def build_run(
     if manifest.data.evaluation is not None:
         held_out = read(checked_input(context, "data.evaluation"))
         count = manifest.evaluation.num_prompts if manifest.evaluation else len(held_out)
-        first = PromptSet(held_out.prompts[:count], held_out.num_too_long)
-        evaluator = Evaluator(first, client, scorer, manifest.rollout, stop)
+        evaluator = Evaluator(held_out.first(count), client, scorer, manifest.rollout, stop)
     supervised = None
     if manifest.warmup is not None and not resumed:
         supervised = SupervisedTrainer(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 from miles_olmo.base.errors import EngineError
 from miles_olmo.policy.attention import lay_out
@@ -61,14 +62,15 @@ class CoreEngineModel:
     """Implements `wire.generation.EngineModel`. Called from one thread only."""
 
     def __init__(
-        self, module: PortableModel, adapter: FamilyAdapter, *, max_batch_size: int
+        self, module: nn.Module, adapter: FamilyAdapter, *, max_batch_size: int
     ) -> None:
         """
         Args:
-            module: The policy, as `adapter.build(model, None, ...)` made it.
+            module: The policy, a `PortableModel`, as `adapter.build(model, None, ...)` made it.
             adapter: Loads and names its tensors.
             max_batch_size: Sequences that run at the same time.
         """
+        assert isinstance(module, PortableModel), f"not built by an adapter: {type(module)}"
         self._module = module.eval()
         self._adapter = adapter
         self._device = module.device

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,13 @@ class PromptSet:
 
     def __getitem__(self, index: int) -> Prompt:
         return self.prompts[index]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self.prompts)
+
+    def first(self, count: int) -> PromptSet:
+        """The first `count` usable prompts."""
+        return PromptSet(self.prompts[:count], self.num_too_long)
 
 
 def read_prompts(
