@@ -38,6 +38,10 @@ class Olmo3MoeAdapter:
         """See `forward_pack`."""
         return forward_pack(_portable(module), pack, temperature=temperature)
 
+    def logits(self, module: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every position `[B, T, V]`, natively routed, without gradient."""
+        return reference_logits(_portable(module), ids_BT)
+
     def count_experts(self, module: nn.Module, packs: Iterable[Pack]) -> RouterCounts:
         """See `olmo3moe_forward.count_experts`."""
         return count_experts(_portable(module), packs)
@@ -69,7 +73,7 @@ class Olmo3MoeAdapter:
             model,
             tokenizer,
             directory,
-            core_logits=partial(reference_logits, _portable(module)),
+            core_logits=partial(self.logits, module),
             plan_digest=plan_digest,
             step=step,
         )

@@ -120,7 +120,8 @@ def attend_cached(
     visible_NC = positions_C < lengths_N[:, None]
     bias = torch.zeros(visible_NC.shape, dtype=q_NHD.dtype, device=q_NHD.device)
     bias_N11C = bias.masked_fill_(~visible_NC, -math.inf)[:, None, None]
-    q = q_NHD[:, :, None].expand(num, heads, rules.min_rows, head_dim)
+    # A copy, because the batched product walks matrix by matrix over rows of stride 0.
+    q = q_NHD[:, :, None].expand(num, heads, rules.min_rows, head_dim).contiguous()
     if rules.exact:
         out = attend_blocked(q, k_NGCD, v_NGCD, bias_N11C, rules.key_block)
     else:

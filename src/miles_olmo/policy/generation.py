@@ -236,10 +236,10 @@ class CoreEngineModel:
         recorder = RouteRecorder(self._module.n_layers)
         sin_TD, cos_TD = self._module.rotary_at(positions_T)
         padded = [*rows, *[0] * max(0, self._module.rules.min_rows - len(rows))]
+        head_rows = torch.tensor(padded, device=self._device)
         logits = self._module(
             torch.tensor([ids], device=self._device),
-            logits_to_keep=torch.tensor([padded], device=self._device),
-            forward_pass=ForwardPass(sin_TD, cos_TD, view, None, recorder),
+            forward_pass=ForwardPass(sin_TD, cos_TD, view, None, recorder, head_rows),
         )
         routes_TLK = recorder.routes_TLK().cpu().numpy().astype(self._route_dtype)
         return logits[0, : len(rows)], routes_TLK

@@ -122,12 +122,11 @@ def _run(
         in_pack_T if replayed_T is None else replayed_T,
         replayed_T,
     )
-    forward_pass = ForwardPass(
-        sin_TD, cos_TD, PackedView(layout, module.rules), forced_LTK, recorder
-    )
     num_rows = len(rows_M)
     rows = torch.cat([rows_M, rows_M.new_zeros(max(0, module.rules.min_rows - num_rows))])
-    logits = module(ids_T[None], logits_to_keep=rows[None], forward_pass=forward_pass)[0]
+    view = PackedView(layout, module.rules)
+    forward_pass = ForwardPass(sin_TD, cos_TD, view, forced_LTK, recorder, rows)
+    logits = module(ids_T[None], forward_pass=forward_pass)[0]
     ends = torch.tensor(pack.document_lengths).cumsum(0) - 1
     num_required = pack.num_tokens - len(pack.document_lengths)
     num_replayed = 0

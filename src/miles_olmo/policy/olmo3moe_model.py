@@ -60,6 +60,8 @@ class ForwardPass:
     forced_LTK: torch.Tensor | None
     """Experts to use per layer, int64 [L, T, K], -1 = route natively; None without replay."""
     observer: RoutingObserver
+    head_rows_M: torch.Tensor
+    """Rows that reach the output head, int64 [M]."""
 
 
 class PortableBlock(OLMoDDPTransformerBlock):
@@ -127,6 +129,13 @@ class PortableModel(OLMoDDPModel):
         prepared = super()._prepare_inputs(input_ids, *args, **kwargs)
         prepared[2]["forward_pass"] = forward_pass
         return prepared
+
+    def _forward_blocks(
+        self, h: torch.Tensor, all_block_kwargs: dict[str, Any], per_block_kwargs: dict[int, Any]
+    ) -> torch.Tensor:
+        # Select before the final norm and the head: rows that no loss needs are never computed.
+        hidden = super()._forward_blocks(h, all_block_kwargs, per_block_kwargs)
+        return hidden[0].index_select(0, all_block_kwargs["forward_pass"].head_rows_M)[None]
 
     @property
     def rules(self) -> NumericRules:
