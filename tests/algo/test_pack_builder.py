@@ -77,7 +77,7 @@ def group_lists(draw) -> list[ScoredGroup]:
     return groups
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(group_lists(), st.integers(10, 60), st.sampled_from(["mask", "score"]), st.randoms())
 def test_every_token_is_found_again_in_the_packs(groups, max_tokens, truncated, random):
     sequences = _sequences(groups, truncated)

@@ -286,6 +286,20 @@ def test_a_checkpoint_without_its_last_file_is_incomplete(saved, damage):
         trainer.load(directory / "step-000010")
 
 
+def test_any_flipped_bit_of_the_last_file_is_found(saved):
+    directory, trainer = saved
+    path = directory / "step-000010" / "complete.json"
+    whole = path.read_bytes()
+    before = trainer.state()
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        newest = newest_complete(directory)  # a changed space inside the JSON is harmless
+        assert newest.path is None or json.loads(damaged) == json.loads(whole)
+    assert _equal(trainer.state(), before)
+
+
 def test_an_incomplete_checkpoint_does_not_count_as_kept(saved):
     directory, trainer = saved
     (trainer.save(directory, 20) / "complete.json").unlink()
