@@ -259,6 +259,20 @@ def test_a_nan_outside_the_mask_does_not_reach_the_loss():
     assert math.isfinite(loss.item())
 
 
+@settings(max_examples=40)
+@given(st.data(), batches())
+def test_weights_are_zero_outside_the_mask_and_add_up_over_packs(data, batch):
+    packs = [batch.pack(p)[0] for p in data.draw(partitions(len(batch.sequences)))]
+    normaliser = LossNormaliser.of_packs(packs, constant_length=8)
+    for aggregation in ("token", "sequence"):
+        weights = [normaliser.weights_T(pack, aggregation) for pack in packs]
+        assert all(
+            not weights_T[~pack.mask_T].any()
+            for pack, weights_T in zip(packs, weights, strict=True)
+        )
+        assert sum(weights_T.sum().item() for weights_T in weights) == pytest.approx(1, rel=1e-5)
+
+
 def test_a_batch_without_trained_tokens_is_refused():
     with pytest.raises(TrainingError, match="E313"):
         LossNormaliser.of_packs([_ones(0, advantage=1.0, trained=0)], constant_length=1)

@@ -136,6 +136,15 @@ def test_a_lost_row_lowers_coverage():
     assert (coverage.required, coverage.recorded) == (6, 5)
 
 
+def test_a_row_recorded_for_the_last_token_is_dropped_and_not_counted():
+    trajectory = _trajectory("0.0", np.random.default_rng(0))
+    trajectory.segments[1].routes[-1] = 3  # an engine that records T rows instead of T - 1
+    (sequence,) = _sequences([_group(0, [trajectory], [0.0])])
+    assert sequence.routes_TLK is not None
+    assert bool((sequence.routes_TLK[-1] == -1).all())
+    assert (sequence.num_required_routes, sequence.num_recorded_routes) == (6, 6)
+
+
 def test_without_replay_routes_stay_behind():
     groups = [_group(0, [_trajectory("0.0", np.random.default_rng(0))], [0.0])]
     (pack,) = build_packs(_sequences(groups, replay=False), 10)

@@ -330,6 +330,16 @@ def test_another_policy_is_refused_and_left_alone(saved, shape):
     assert _equal(other.state(), before)
 
 
+def test_moments_that_do_not_fit_leave_the_weights_alone(saved):
+    other = Trainer(seed=9)
+    other.module.lm_head.w_out.weight.requires_grad_(False)  # same weights, other moments
+    other.optimizer = PolicyOptimizer(other.module, SETTINGS)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=r"E404.*lm_head\.w_out"):
+        other.load(saved[0] / "step-000010")
+    assert _equal(other.state(), before)
+
+
 def test_another_format_is_refused(saved):
     complete = saved[0] / "step-000010" / "complete.json"
     complete.write_text(complete.read_text().replace("checkpoint/v1", "checkpoint/v9"))
