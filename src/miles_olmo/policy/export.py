@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,7 +94,7 @@ def export_policy(
             E432, the files could not be written; E433, the tokenizer does not fit.
     """
     try:
-        remove_leftovers(directory.parent, directory.name.replace(".", r"\."))
+        remove_leftovers(directory.parent, re.escape(directory.name))
         with atomic_directory(directory) as writing:
             _write_files(writing, module, model, tokenizer)
             check = _check_logits(writing, model, core_logits, seed, _device(module))
@@ -204,7 +205,8 @@ def _check_logits(
     """
     exported = _load_exported(directory, model).to(device).eval()
     differences, largest = [], 0.0
-    with torch.inference_mode():
+    # Not inference_mode: tables that the policy caches on the way must stay usable for training.
+    with torch.no_grad():
         for ids_BT in _token_batches(model, seed):
             ids_BT = ids_BT.to(device)
             ours_BTV = core_logits(ids_BT).float()
