@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ from rollout_engines import (
 )
 from table_model import TableModel, sample_alone, write_publication
 
+import miles_olmo.rollout.client as client_module
+from miles_olmo.base.codes import CODES
 from miles_olmo.base.errors import EngineError
 from miles_olmo.wire.generation import SamplingRequest
 
@@ -168,6 +171,29 @@ def test_the_token_of_another_run_is_refused_at_the_start(directory):
         async with fleet(directory, token="another") as client:
             with pytest.raises(EngineError, match=r"E225.*401"):
                 await client.wait_ready()
+
+    with engines(directory, 1):
+        asyncio.run(main())
+
+
+def test_another_program_at_a_registered_address_is_refused(directory):
+    async def main(running):
+        async with proxied(directory, running) as (proxy,), fleet(directory) as client:
+            proxy.answers["/version"] = ["something else"]
+            with pytest.raises(EngineError, match="E221: engine-0"):
+                await client.wait_ready()
+
+    with engines(directory, 1) as running:
+        asyncio.run(main(running))
+
+
+def test_a_request_that_the_engine_refuses_is_not_repeated(directory, publications):
+    async def main():
+        async with fleet(directory) as client:
+            await started(client, publications[0])
+            with pytest.raises(EngineError, match=r"E225.*exceed the longest sequence"):
+                await client.generate_group(group(max_tokens=1000))
+            assert client.counters["retries"] == 0
 
     with engines(directory, 1):
         asyncio.run(main())
@@ -431,3 +457,11 @@ def test_the_client_imports_no_heavy_module():
     )
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert output.stdout.strip() == "[]", output.stderr
+
+
+def test_every_code_of_the_range_is_raised_somewhere_and_explained():
+    source = Path(client_module.__file__).parent
+    used = {
+        code for path in source.glob("*.py") for code in re.findall(r"E2\d\d", path.read_text())
+    }
+    assert used == {code for code in CODES if code.startswith("E2")}

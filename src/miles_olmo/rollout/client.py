@@ -131,6 +131,10 @@ class FleetClient:
     async def generate_group(self, request: GroupRequest) -> tuple[Trajectory, ...]:
         """Sample all answers to one prompt with the version published last, in sample order.
 
+        Ends within (retries + 1) x (request_seconds + 2 x health_seconds) plus backoff, and
+        startup_seconds more for each attempt that finds no engine while one may be restarted;
+        time spent waiting for a free connection or a publication is not counted.
+
         Raises:
             EngineError: E226, nothing published; E222 or E223, every attempt failed; E224, no
                 engine left; E225, refused; E230-E246, an answer failed a check.
