@@ -61,6 +61,12 @@ def publications(tmp_path: Path):
     return [write_publication(tmp_path / "publish", version) for version in (1, 2)]
 
 
+async def until(condition, seconds: float = 10.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 async def started(client, publication):
     await client.wait_ready()
     await client.publish(publication)
@@ -285,7 +291,7 @@ def test_an_aborted_answer_is_sampled_again_whole(directory, publications):
             await started(client, publications[0])
             request = group(1, max_tokens=50, ignore_stop=True)
             task = asyncio.create_task(client.generate_group(request))
-            await asyncio.sleep(0.2)
+            await until(lambda: running[0].model.num_unfinished == 4)
             await asyncio.to_thread(running[0].call, "POST", "/pause?mode=abort")
             await asyncio.to_thread(running[0].call, "POST", "/resume")
             made = await task
@@ -324,7 +330,7 @@ def test_a_hanging_engine_is_a_named_error_within_its_bound(directory, publicati
             start = time.monotonic()
             with pytest.raises(EngineError) as caught:
                 await client.generate_group(group(1))
-            assert time.monotonic() - start < 0.3 * 2 + 1.0
+            assert time.monotonic() - start < 0.3 * 2 + 2.0
             assert caught.value.code == "E223" and "engine-0" in caught.value.what
             assert client.counters["timeouts"] == 2
 
@@ -336,7 +342,7 @@ def test_another_engine_takes_over_from_a_hanging_one(directory, publications):
     async def main(running):
         async with (
             proxied(directory, running) as proxies,
-            fleet(directory, count=2, request_seconds=0.5, retries=1) as client,
+            fleet(directory, count=2, request_seconds=1.0, retries=1) as client,
         ):
             await started(client, publications[0])
             expected = [await client.generate_group(group(i)) for i in range(4)]
@@ -357,11 +363,12 @@ def test_busy_generation_does_not_delay_health(directory, publications, monkeypa
             await started(client, publications[0])
             proxy.fault = hang
             stuck = [asyncio.create_task(client.generate_group(group(i))) for i in range(40)]
-            await asyncio.sleep(0.2)
-            assert proxy.num_completions == 1 + 8  # the probe, and a full pool
+            await until(lambda: proxy.num_completions >= 1 + 8)  # the probe, and a full pool
+            await asyncio.sleep(0.1)
+            assert proxy.num_completions == 1 + 8
             start = time.monotonic()
             assert await client.health() == {0: "ok"}
-            assert time.monotonic() - start < 0.3
+            assert time.monotonic() - start < 1.0
             for task in stuck:
                 task.cancel()
             await asyncio.gather(*stuck, return_exceptions=True)
@@ -376,11 +383,10 @@ def test_a_group_that_is_given_up_leaves_nothing_running(directory, publications
             await started(client, publications[0])
             request = group(1, max_tokens=60, ignore_stop=True)
             task = asyncio.create_task(client.generate_group(request))
-            await asyncio.sleep(0.2)
-            assert running[0].model.num_unfinished == 4
+            await until(lambda: running[0].model.num_unfinished == 4)
             task.cancel()
-            await asyncio.sleep(0.2)
-            assert running[0].model.num_unfinished == 0
+            await until(lambda: running[0].model.num_unfinished == 0)
+            assert running[0].model.num_steps < 50  # dropped, not finished
 
     with engines(directory, 1, step_seconds=0.02) as running:
         asyncio.run(main(running))
