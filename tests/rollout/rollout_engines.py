@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -310,3 +311,50 @@ def engine_process(
 def _registered(directory: Path, index: int, pid: int) -> bool:
     entry = read_registry(directory).get(index)
     return entry is not None and entry.pid == pid
+
+
+def in_background(function):
+    pool = ThreadPoolExecutor(1)
+    future = pool.submit(function)
+    pool.shutdown(wait=False)
+    return future
+
+
+def hold_half_sampled(engine: EngineThread, **fields):
+    """A completion that has sampled at least one token and cannot go on."""
+    before = engine.model.num_steps
+    engine.model._step_seconds = 0.02
+    answer = in_background(lambda: engine.complete(max_tokens=60, **fields))
+    wait_until(lambda: engine.model.num_steps >= before + 2)
+    return answer
+
+
+@contextlib.contextmanager
+def engines(directory: Path, count: int, **options):
+    with contextlib.ExitStack() as stack:
+        running = [stack.enter_context(EngineThread(TableModel(**options))) for _ in range(count)]
+        for index, engine in enumerate(running):
+            announce(directory, index, engine.url)
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def proxied(directory: Path, running: list[EngineThread]):
+    """A misbehaving server in front of every engine."""
+    async with contextlib.AsyncExitStack() as stack:
+        proxies = [await stack.enter_async_context(Proxy(engine.url).serve()) for engine in running]
+        for index, proxy in enumerate(proxies):
+            announce(directory, index, proxy.url)
+        yield proxies
+
+
+async def until(condition, seconds: float = 10.0):
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def started(client, publication):
+    await client.wait_ready()
+    await client.publish(publication)
+    await client.audit(publication)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import io
 import json
@@ -11,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout_engines import LIMITS, group
+from rollout_engines import LIMITS, completion_body, group
 from table_model import EXPERTS, LAYERS, SHAPE, TOP_K, VOCAB, sample_alone
 
 from miles_olmo.base.codes import CODES
 from miles_olmo.base.errors import EngineError
-from miles_olmo.rollout.answers import AnswerCheck, PolicyShape, trajectory
-from miles_olmo.rollout.core_completions import completion_answer, parse_completion
+from miles_olmo.rollout.answers import AnswerCheck, PolicyShape, is_aborted, trajectory
+from miles_olmo.rollout.core_completions import NEUTRAL, completion_answer, parse_completion
 from miles_olmo.wire.protocol import decode_routes, encode_routes
 
 REQUEST = group(5, num_samples=3)
@@ -266,3 +267,59 @@ def test_ignore_stop_needs_the_whole_budget_and_allows_stop_tokens_inside():
     answer["choices"][0]["finish_reason"] = "stop"
     with pytest.raises(EngineError, match="E237"):
         check(answer, request)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**400), 10**400)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["abort", "stop", "length", encode_routes(np.zeros((0,), np.uint8))]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=4,
+)
+
+
+def _places(node, path=()):
+    """Every place in a JSON value."""
+    yield path
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
+    for key, value in items:
+        yield from _places(value, (*path, key))
+
+
+PLACES = list(_places(TRUE_ANSWER))
+
+
+@given(place=st.sampled_from(PLACES), value=JSON)
+def test_any_value_in_any_place_is_accepted_or_named(place, value):
+    answer = copy.deepcopy(TRUE_ANSWER)
+    if place:
+        node = answer
+        for key in place[:-1]:
+            node = node[key]
+        node[place[-1]] = value
+    else:
+        answer = value
+    is_aborted(answer)
+    with contextlib.suppress(EngineError):
+        for choice in check(answer):
+            assert all(math.isfinite(logprob) for logprob in choice.logprobs)
+
+
+@given(
+    st.dictionaries(st.sampled_from([*completion_body(), *NEUTRAL, "stop_token_ids", "x"]), JSON)
+)
+def test_any_request_is_accepted_or_refused(fields):
+    with contextlib.suppress(EngineError):
+        parsed = parse_completion({**completion_body(), **fields}, LIMITS)
+        assert 1 <= len(parsed.samples) <= LIMITS.max_samples

@@ -5,26 +5,14 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from rollout_engines import TOKEN, call, engine_process, fleet, group
-from table_model import write_publication
 
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.registry import read_registry
 
 pytestmark = pytest.mark.process
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
-
-
-@pytest.fixture
-def publications(tmp_path: Path):
-    return [write_publication(tmp_path / "publish", version) for version in (1, 2)]
 
 
 def token_ids(groups):

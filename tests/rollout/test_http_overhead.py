@@ -10,35 +10,44 @@ from table_model import write_publication
 
 pytestmark = pytest.mark.process
 
+NUM_BATCHES = 30
 
-def test_a_batch_of_16_groups_costs_little_beside_the_model(tmp_path):
-    """16 groups of 8 samples of 6 tokens, one server, a model that costs nothing."""
+
+def test_http_costs_little_beside_the_model(tmp_path):
+    """16 groups of 8 samples of 6 tokens, one server, a model that costs nothing (`-s` prints).
+
+    Wall time on a shared machine says little, so the bounds are on processor time (about 9 ms a
+    batch when idle) and on the quickest single request, which a stalled socket (40 ms: Nagle
+    against delayed acknowledgement) would fail every time.
+    """
     directory = tmp_path / "engines"
 
-    async def main() -> list[float]:
+    async def main() -> tuple[list[float], list[float], float]:
         async with fleet(directory) as client:
             await client.wait_ready()
             await client.publish(write_publication(tmp_path / "publish", 1))
-            seconds = []
-            for batch in range(30):
+
+            async def seconds_for(first: int, count: int) -> float:
+                prompt = tuple(range(1, 13))
                 requests = [
-                    group(
-                        16 * batch + i,
-                        prompt_ids=tuple(range(1, 13)),
-                        num_samples=8,
-                        ignore_stop=True,
-                    )
-                    for i in range(16)
+                    group(first + i, prompt_ids=prompt, num_samples=8, ignore_stop=True)
+                    for i in range(count)
                 ]
                 start = time.perf_counter()
                 await asyncio.gather(*(client.generate_group(request) for request in requests))
-                seconds.append(time.perf_counter() - start)
-            return seconds
+                return time.perf_counter() - start
+
+            single = [await seconds_for(i, 1) for i in range(NUM_BATCHES)]
+            processor = time.process_time()
+            batch = [await seconds_for(16 * i, 16) for i in range(NUM_BATCHES)]
+            return single, batch, (time.process_time() - processor) / NUM_BATCHES
 
     with engine_process(directory, program="instant_engine.py"):
-        seconds = asyncio.run(main())
-    median = statistics.median(seconds) * 1e3
-    print(f"16 groups: median {median:.1f} ms, best {min(seconds) * 1e3:.1f} ms")
-    # The target is 15 ms; the bound leaves room for a busy machine, and a 40 ms stall of the
-    # socket (Nagle against delayed acknowledgement) still fails it.
-    assert min(seconds) < 0.035
+        single, batch, client_processor = asyncio.run(main())
+    print(
+        f"16 groups: median {statistics.median(batch) * 1e3:.1f} ms, best {min(batch) * 1e3:.1f} ms, "
+        f"client processor time {client_processor * 1e3:.1f} ms; "
+        f"1 group: median {statistics.median(single) * 1e3:.1f} ms, best {min(single) * 1e3:.1f} ms"
+    )
+    assert client_processor < 0.035
+    assert min(single) < 0.030

@@ -8,7 +8,7 @@ Suffixes: P prompt tokens, N response tokens, R rows = P + N - 1, L layers, K ex
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,9 @@ import numpy as np
 from miles_olmo.base.errors import EngineError
 from miles_olmo.wire.protocol import decode_routes
 from miles_olmo.wire.trajectory import NO_ROUTE, FinishReason, Segment, Trajectory
+
+LOWEST_LOGPROB = -sys.float_info.max
+"""Below it is minus infinity, or an integer that no float can hold."""
 
 Decode = Callable[[list[int]], str]
 
@@ -148,7 +151,7 @@ class AnswerCheck:
                     f"the vocabulary has {self._shape.vocab_size}",
                 )
         for logprob in logprobs:
-            if type(logprob) not in (float, int) or not -math.inf < logprob <= 0:
+            if type(logprob) not in (float, int) or not LOWEST_LOGPROB <= logprob <= 0:
                 raise self._fault("E236", f"choice {index} holds logprob {logprob!r}")
         self._check_end(index, ids, reason)
         rows_RLK = self._rows(index, raw, len(ids)) if self._shape.routes else None

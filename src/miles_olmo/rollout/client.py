@@ -100,7 +100,7 @@ class FleetClient:
                     engines=sorted(missing),
                 )
             await asyncio.sleep(POLL_SECONDS)
-        for member in self._fleet.members.values():
+        for member in list(self._fleet.members.values()):
             answer = await self._transport.get(member.entry, "/version")
             if not isinstance(answer, dict) or not isinstance(answer.get("version"), str):
                 raise EngineError(
@@ -113,7 +113,7 @@ class FleetClient:
     async def health(self) -> dict[int, str]:
         """Per engine "ok" or why it does not answer; not delayed by generation."""
         self._fleet.refresh()
-        members = self._fleet.members
+        members = dict(self._fleet.members)  # a restart may replace one meanwhile
         faults = await asyncio.gather(
             *(self._transport.health_fault(member.entry) for member in members.values())
         )
@@ -130,6 +130,10 @@ class FleetClient:
 
     async def generate_group(self, request: GroupRequest) -> tuple[Trajectory, ...]:
         """Sample all answers to one prompt with the version published last, in sample order.
+
+        Ends within (retries + 1) x (request_seconds + 2 x health_seconds) plus backoff, and
+        startup_seconds more for each attempt that finds no engine while one may be restarted;
+        time spent waiting for a free connection or a publication is not counted.
 
         Raises:
             EngineError: E226, nothing published; E222 or E223, every attempt failed; E224, no

@@ -6,7 +6,7 @@ logprobs of another distribution than the caller believes.
 
 from __future__ import annotations
 
-import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,7 +89,7 @@ def parse_completion(body: Any, limits: EngineLimits) -> CompletionRequest:
     max_tokens = _integer(fields, "max_tokens", 1, None)
     seed = _integer(fields, "seed", 0, MAX_SEED - num_samples)
     temperature = fields.pop("temperature", 1.0)
-    if type(temperature) not in (int, float) or not 0 <= temperature < math.inf:
+    if type(temperature) not in (int, float) or not 0 <= temperature <= sys.float_info.max:
         raise _refused(f"temperature = {temperature!r} is not a number >= 0", "send 1.0")
     stop_ids = _ids("stop_token_ids", fields.pop("stop_token_ids", None) or [], limits)
     ignore_stop = _boolean(fields, "ignore_eos")

@@ -168,8 +168,8 @@ class CoreEngine:
             self._scheduler.abort_all()
         if mode != "keep":
             await self._scheduler.drain()
-        if clear_cache:
-            await self._scheduler.call(self._model.drop_cache)
+        # Either call returns after the step in flight: from here on nothing moves.
+        await self._scheduler.call(self._model.drop_cache if clear_cache else _nothing)
 
     async def resume(self) -> bool:
         """Serve the completed version again; returns whether an open update was given up."""
@@ -250,6 +250,10 @@ class CoreEngine:
                 why="their tokens would come from two versions in one answer",
                 fix="call /pause?mode=wait or mode=abort first",
             )
+
+
+def _nothing() -> None:
+    pass
 
 
 def _update_fields(info: Any) -> tuple[list[str], list[str], dict[str, str], int]:
