@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import CANARY, Launch, Launcher, small_manifest
 
+from conftest import CANARY, Launch, Launcher, small_manifest
 from miles_olmo.records.metrics import read_metrics
 from miles_olmo.records.receipts import merge_receipts
 from miles_olmo.records.samples import read_samples, sample_steps

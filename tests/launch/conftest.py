@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from launch_support import Launcher
 
+from miles_olmo.launch.local import LocalBackend
+
 
 @pytest.fixture
 def launcher(tmp_path):
@@ -13,5 +15,8 @@ def launcher(tmp_path):
     for child in launcher.children:
         if child.poll() is None:
             child.kill()
-        child.communicate()
+        if child.stdout and not child.stdout.closed:
+            child.communicate()
+    for path in launcher.runs.glob("*/control.json"):
+        LocalBackend().cancel(launcher.run(path.parent.name))
     assert launcher.nothing_left(15), "a launch left processes behind"

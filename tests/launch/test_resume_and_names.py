@@ -206,4 +206,4 @@ def test_a_missing_package_is_named_with_the_pip_line(tmp_path, monkeypatch):
     with pytest.raises(LaunchError) as caught:
         check_machine(plan, tmp_path / "runs")
     assert caught.value.code == "E503" and caught.value.details["missing"] == ["safetensors"]
-    assert '-m pip install "miles-olmo[train]"' in caught.value.fix
+    assert "-m pip install" in caught.value.fix and '[train]"' in caught.value.fix

@@ -180,6 +180,8 @@ def test_a_dead_engine_is_restarted_once_then_the_run_fails_naming_it(launcher):
     assert status.outcome == "running" and status.engines[0].pid != first.pid
     assert event(launcher.run("r"), "engine-restarted")["exit_code"] == -9
     assert [job.restarts for job in status.jobs if job.name == "engine-0"] == [1]
+    log = (launcher.run("r").logs(1) / "engine-0.log").read_text()
+    assert log.count("threads 1") == 2 and "--- started again, restart 1 ---" in log
     kill_engine(launcher)
     output, _ = child.communicate(timeout=10)
     error = json.loads(output)["error"]

@@ -19,11 +19,11 @@ from miles_olmo.algo.metrics import training_metrics
 from miles_olmo.algo.pack import Pack
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.grpo.batch import UpdateBatch, groups_with_signal, split_evenly, update_batch
+from miles_olmo.grpo.router_losses import RouterLosses
 from miles_olmo.grpo.router_report import RouterTotals
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.family import FamilyAdapter, PackOutput
 from miles_olmo.policy.optimizer import PolicyOptimizer
-from miles_olmo.grpo.router_losses import RouterLosses
 from miles_olmo.policy.schedule import learning_rate
 from miles_olmo.wire.trajectory import ScoredGroup
 

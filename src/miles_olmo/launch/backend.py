@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.commands import JobCommand
-from miles_olmo.plan.model import RunPlan
 from miles_olmo.records.status import Outcome, RunStatus
+
+if TYPE_CHECKING:  # a plan brings pydantic, and reading a run's files needs neither
+    from miles_olmo.plan.model import RunPlan
 
 LAUNCH_SCHEMA = "miles-olmo/launch/v1"
 

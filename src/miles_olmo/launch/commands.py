@@ -6,13 +6,15 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from miles_olmo.base.errors import LaunchError
 from miles_olmo.base.lifeline import LIFELINE_VARIABLE
 from miles_olmo.base.rundir import RunDirectory
-from miles_olmo.plan.model import JobSpec, RunPlan
 from miles_olmo.wire.protocol import TOKEN_VARIABLE
+
+if TYPE_CHECKING:
+    from miles_olmo.plan.model import JobSpec, RunPlan
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import re
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from miles_olmo.base.errors import LaunchError
 
@@ -72,8 +74,22 @@ def _can_be_found(module: str) -> bool:
 
 
 def pip_line(extra: str) -> str:
-    """The command that installs an extra into this Python."""
-    return f'{sys.executable} -m pip install "miles-olmo[{extra}]"'
+    """The command that installs an extra into this Python, from where miles-olmo came from."""
+    return f'{sys.executable} -m pip install {_source()}[{extra}]"'
+
+
+def _source() -> str:
+    """`"miles-olmo`, or `-e "FOLDER` when it was installed from a folder (a clone)."""
+    try:
+        text = importlib.metadata.distribution("miles-olmo").read_text("direct_url.json")
+        origin = json.loads(text or "{}")
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        origin = {}
+    url = urlsplit(origin.get("url", ""))
+    if url.scheme != "file" or "dir_info" not in origin:
+        return '"miles-olmo'
+    editable = "-e " if origin["dir_info"].get("editable") else ""
+    return f'{editable}"{unquote(url.path)}'
 
 
 def machine_facts() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from miles_olmo.launch.commands import JobCommand, render_jobs
 from miles_olmo.launch.interrupts import Interrupts
 from miles_olmo.launch.supervisor import Supervisor
 from miles_olmo.plan.model import RunPlan
+from miles_olmo.records.runs import log_files
 from miles_olmo.records.status import (
     RunStatus,
     is_supervised,
@@ -91,12 +92,7 @@ class LocalBackend:
         return read_status(run.root)
 
     def logs(self, run: RunDirectory, attempt: int | None = None) -> dict[str, Path]:
-        folders = sorted((run.root / "logs").glob("attempt-*"), key=_attempt_number)
-        if attempt is not None:
-            folders = [folder for folder in folders if _attempt_number(folder) == attempt]
-        if not folders:
-            return {}
-        return {path.stem: path for path in sorted(folders[-1].glob("*.log"))}
+        return log_files(run, attempt)
 
 
 def _attach(attempt: Attempt, view: ViewFactory | None) -> int:
@@ -182,8 +178,3 @@ def _terminate(identity: ProcessIdentity) -> None:
 
 def _stop_seconds(run: RunDirectory) -> float:
     return RunPlan.model_validate_json(run.plan.read_bytes()).manifest.launch.stop_seconds
-
-
-def _attempt_number(folder: Path) -> int:
-    suffix = folder.name.removeprefix("attempt-")
-    return int(suffix) if suffix.isdigit() else 0

@@ -100,7 +100,7 @@ class Supervisor:
         except MilesError as error:
             self._stop_all()
             return self._fail(error)
-        except Exception as error:  # our own bug: the run must still say that it failed
+        except BaseException as error:  # our own bug: the run must still say that it failed
             self._stop_all()
             self._record("run-failed", job=None, exit_code=EXIT_BUG, error=failure_body(error))
             raise
@@ -121,6 +121,9 @@ class Supervisor:
         self._receipts_before[command.name] = len(receipts.events)
         environment = job_environment(command, self.run.token, self._lifeline.child_end)
         log = self.run.logs(self.attempt) / f"{command.name}.log"
+        if restarts:
+            with log.open("a") as file:
+                file.write(f"--- started again, restart {restarts} ---\n")
         job = JobProcess(command, log, environment, (self._lifeline.child_end, self._lock))
         self._jobs[command.name] = job
         self._control.record_job(job, restarts)

@@ -1,4 +1,4 @@
-"""Finding a run: by id, unique prefix of an id, path, or "latest"."""
+"""Finding a run (by id, unique prefix of an id, path, or "latest") and its logs."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ def run_ids(runs_directory: Path) -> list[str]:
     if not runs_directory.is_dir():
         return []
     return sorted(p.name for p in runs_directory.iterdir() if (p / "plan.json").exists())
+
+
+def log_files(run: RunDirectory, attempt: int | None = None) -> dict[str, Path]:
+    """Log files by job name, of the newest attempt when `attempt` is None; empty without any."""
+    folders = sorted((run.root / "logs").glob("attempt-*"), key=_attempt_number)
+    if attempt is not None:
+        folders = [folder for folder in folders if _attempt_number(folder) == attempt]
+    if not folders:
+        return {}
+    return {path.stem: path for path in sorted(folders[-1].glob("*.log"))}
+
+
+def _attempt_number(folder: Path) -> int:
+    suffix = folder.name.removeprefix("attempt-")
+    return int(suffix) if suffix.isdigit() else 0
 
 
 def _latest(runs_directory: Path) -> Path:

@@ -90,6 +90,8 @@ class RunStatus:
     attempts: tuple[AttemptStatus, ...]
     latest: dict[str, MetricRow] = field(default_factory=dict)
     """Last row of each phase that has one."""
+    history: tuple[MetricRow, ...] = field(default=(), repr=False)
+    """Every row that counts, in the order of the run's life."""
     evaluations: tuple[MetricRow, ...] = ()
     checkpoints: tuple[int, ...] = ()
     """Steps of complete checkpoints."""
@@ -103,7 +105,9 @@ class RunStatus:
 
     def as_json(self) -> dict[str, Any]:
         """JSON-safe, with the schema `miles-olmo/status/v1`."""
-        return {"schema": STATUS_SCHEMA, **asdict(self)}
+        values = asdict(self)
+        del values["history"]  # metrics.jsonl has it
+        return {"schema": STATUS_SCHEMA, **values}
 
 
 def read_status(run_directory: Path) -> RunStatus:
@@ -140,6 +144,7 @@ def read_status(run_directory: Path) -> RunStatus:
         attempt=number,
         attempts=tuple(attempts),
         latest={p: r for p in ("warmup", "train", "evaluation") if (r := metrics.latest(p))},
+        history=metrics.rows,
         evaluations=metrics.of("evaluation"),
         checkpoints=tuple(run.checkpoint_steps()),
         exported=(run.export / "config.json").exists(),

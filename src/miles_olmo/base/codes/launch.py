@@ -52,6 +52,14 @@ ENTRIES: tuple[Code, ...] = (
         EXIT_USAGE,
     ),
     Code(
+        "E506",
+        "a plan file was to be changed",
+        "A plan is immutable: its digest covers every value, so --set works on manifests only.",
+        "miles launch quickstart.plan.json --set train.steps=20",
+        "Name the manifest instead, or make another plan.",
+        EXIT_USAGE,
+    ),
+    Code(
         "E507",
         "the run is finished",
         "The plan of the run has been carried out.",
@@ -65,6 +73,14 @@ ENTRIES: tuple[Code, ...] = (
         "The directory of all runs cannot be written.",
         "miles launch run.toml --runs /etc/runs",
         "Set launch.runs_directory or --runs to a directory you may write to.",
+        EXIT_USAGE,
+    ),
+    Code(
+        "E509",
+        "nothing, or two things, to launch",
+        "A launch needs a manifest or a plan, or a run to resume; a resumed run keeps its id.",
+        "miles launch --name other --resume latest",
+        "Name a manifest, a plan, or a run with --resume, and no --name with --resume.",
         EXIT_USAGE,
     ),
     Code(
