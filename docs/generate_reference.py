@@ -71,7 +71,7 @@ def errors_page() -> str:
 def cli_page(names: Iterable[str] = tuple(COMMANDS)) -> str:
     """The help of every command."""
     parts = ["# Command line", _NOTE]
-    root = click.Context(cli, info_name="miles", terminal_width=_WIDTH)
+    root = click.Context(cli, info_name="miles", terminal_width=_WIDTH, **cli.context_settings)
     for name in names:
         command = cli.get_command(root, name)
         assert command is not None

@@ -95,7 +95,7 @@ def test_every_problem_is_printed_with_file_line_and_column(edited, tmp_path):
         lines = done.stderr.splitlines()
         assert [line.split()[1] for line in lines[:-1]] == ["E003", "E109"]
         assert all(line.startswith("run.toml:") for line in lines[:-1])
-        assert lines[-1] == "2 problems; more about each: miles explain E003"
+        assert lines[-1] == "2 problems; more: miles explain CODE"
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
 
 

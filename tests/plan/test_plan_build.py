@@ -188,6 +188,18 @@ def test_two_checkouts_agree(own_data, tmp_path):
     assert build_plan(copy / "run.toml").digest == build_plan(path).digest
 
 
+def test_a_link_to_a_manifest_has_its_files_beside_it(own_data, tmp_path):
+    path = own_data()
+    link = tmp_path / "below" / "linked.toml"
+    link.parent.mkdir()
+    for name in ("train.jsonl", "evaluation.jsonl", "tokenizer.json"):
+        path.with_name(name).rename(link.with_name(name))
+    link.symlink_to(path)
+    plan = build_plan(link)
+    assert plan.local.base_directory == str(link.parent)
+    assert plan.local.manifest_path == str(link)
+
+
 def test_the_code_version_covers_the_package():
     version = code_version()
     assert len(version.source_sha256) == 64

@@ -154,7 +154,12 @@ def test_a_verifier_that_the_reward_section_does_not_list_is_refused(edited, own
     from miles_olmo.tasks import verifiers
 
     more = {**verifiers.VERIFIERS, "other": verifiers.exact_match}
-    for module in ("tasks.verifiers", "plan.checks.objective", "plan.checks.inputs"):
+    for module in (
+        "tasks.verifiers",
+        "plan.checks.objective",
+        "plan.checks.inputs",
+        "plan.checks.prepared",
+    ):
         monkeypatch.setattr(f"miles_olmo.{module}.VERIFIERS", more)
     change = ('["exact_match"]', '["other"]')
     check_single(edited(change), "E132", "verifiers")
@@ -228,6 +233,12 @@ def test_a_check_that_depends_on_an_unreadable_key_says_nothing(edited):
 def test_missing_files_get_suggestions(own_data):
     (problem,) = problems_of(own_data(('"train.jsonl"', '"trian.jsonl"')))
     assert problem.fix == "did you mean 'train.jsonl'?"
+
+
+def test_a_misspelt_verifier_is_reported_once_and_not_for_every_row(edited, own_data):
+    change = ('["exact_match"]', '["exactmatch"]')
+    for path in (edited(change), own_data(change)):
+        assert [p.code for p in problems_of(path)] == ["E131"]
 
 
 def test_a_directory_without_a_complete_checkpoint_is_refused(edited, tmp_path):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miles_olmo.base.errors import InputError
+from miles_olmo.base.problems import Problem
 from miles_olmo.manifest.models import Data
 from miles_olmo.tasks import reversed_digits
 from miles_olmo.tasks.prompts import answer_ids, read_prompts
@@ -108,6 +109,11 @@ def test_all_bad_lines_come_in_one_report_up_to_twenty(tmp_path, tokenizer):
         read_prompts(path, tokenizer, DATA, max_prompt_tokens=12)
     assert [problem.line for problem in caught.value.problems] == list(range(1, 21))
     assert "11 more lines" in caught.value.problems[-1].what
+
+
+def test_control_characters_of_a_file_never_reach_the_terminal():
+    problem = Problem("t.jsonl", 3, 1, "E131", "unknown verifier '\x1b[2J\nx'", "why\x07", "fix")
+    assert problem.render() == ("t.jsonl:3:1: E131 unknown verifier '\\x1b[2J\\nx'; why\\x07; fix")
 
 
 def test_a_missing_file_is_named(tmp_path, tokenizer):

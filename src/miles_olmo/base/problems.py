@@ -16,6 +16,13 @@ from miles_olmo.base.errors import MilesError
 _BOLD, _RED, _RESET = "\x1b[1m", "\x1b[31m", "\x1b[0m"
 
 
+def one_line(text: str) -> str:
+    """The text with line breaks and control characters escaped: values come from files."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One fault at one place."""
@@ -38,7 +45,8 @@ class Problem:
     def render(self, *, color: bool = False) -> str:
         """One line: place, code, and the three clauses."""
         place = f"{self.file}:{self.line}:{self.column}"
-        clauses = "; ".join(part.rstrip(".;") for part in (self.what, self.why, self.fix) if part)
+        parts = (self.what, self.why, self.fix)
+        clauses = one_line("; ".join(part.rstrip(".;") for part in parts if part))
         if color:
             return f"{_BOLD}{place}:{_RESET} {_RED}{self.code}{_RESET} {clauses}"
         return f"{place}: {self.code} {clauses}"
@@ -73,9 +81,10 @@ class ProblemReport(MilesError):
         """One line per problem, a count, and how to learn more."""
         count = len(self.problems)
         lines = [problem.render(color=color) for problem in self.problems]
-        codes = sorted({problem.code for problem in self.problems})
+        codes = {problem.code for problem in self.problems}
         summary = "1 problem" if count == 1 else f"{count} problems"
-        lines.append(f"{summary}; more about each: miles explain {codes[0]}")
+        code = next(iter(codes)) if len(codes) == 1 else "CODE"
+        lines.append(f"{summary}; more: miles explain {code}")
         return "\n".join(lines)
 
     def as_json_list(self) -> list[dict[str, Any]]:

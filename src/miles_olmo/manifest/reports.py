@@ -232,5 +232,4 @@ def _shown(path: KeyPath, value: Any) -> str:
 def _quoted(value: Any) -> str:
     if not isinstance(value, str):
         return str(value)
-    printable = "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in value)
-    return f"'{printable}'"
+    return f"'{value}'"

@@ -44,8 +44,8 @@ def build_plan(manifest_path: Path, *, overrides: Sequence[str] = ()) -> RunPlan
         resolved=resolve(manifest),
     )
     local = LocalFacts(
-        manifest_path=str(manifest_path.resolve()),
-        base_directory=str(manifest_path.resolve().parent),
+        manifest_path=str(_base_directory(manifest_path) / manifest_path.name),
+        base_directory=str(_base_directory(manifest_path)),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(),
     )
@@ -68,7 +68,7 @@ def checked_manifest(
         inputs, found = check_manifest(
             reading.manifest,
             reading.positions,
-            manifest_path.resolve().parent,
+            _base_directory(manifest_path),
             shown_base=os.path.dirname(manifest_path),  # noqa: PTH120 - "" for a bare name
             wrong=reading.wrong,
         )
@@ -76,6 +76,11 @@ def checked_manifest(
     if problems or reading.manifest is None:
         raise ManifestErrors(sort_problems(problems, str(manifest_path)))
     return reading.manifest, inputs
+
+
+def _base_directory(manifest_path: Path) -> Path:
+    """Where the manifest lies, as the user named it: a link to a manifest has its files beside it."""
+    return manifest_path.parent.resolve()
 
 
 def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:

@@ -101,7 +101,7 @@ class TextTokenizer:
     def encode_many(self, texts: Sequence[str]) -> list[list[int] | InputError]:
         """Like `encode` for every text; a text that cannot be encoded yields its error."""
         try:
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
         except Exception:  # one bad text fails the batch: find out which
             return [self._encode_or_error(text) for text in texts]

@@ -15,7 +15,7 @@ from miles_olmo.plan.checks.finding import Finding
 from miles_olmo.plan.hashing import local_input
 from miles_olmo.plan.model import PlanInput
 from miles_olmo.tasks.chat import CHATML_TOKENS
-from miles_olmo.tasks.prompts import Prompt, answer_ids, tokenize_rows
+from miles_olmo.tasks.prompts import Prompt, tokenize_rows
 from miles_olmo.tasks.rows import Row, limit_problems, read_rows
 from miles_olmo.tasks.tokenizer import TextTokenizer, read_tokenizer
 from miles_olmo.tasks.verifiers import VERIFIERS
@@ -216,14 +216,15 @@ def too_few_for_evaluation(asked: int, usable: int) -> Finding:
 
 def _wrong_verifiers(m: Manifest, rows: list[Row], shown: str) -> Iterator[Problem]:
     allowed = {name.lower() for name in m.reward.verifiers}
+    may_be_misspelt = not allowed <= set(VERIFIERS)  # reported once, at reward.verifiers
     for row in rows:
         if row.verifier in allowed:
-            continue  # an unknown one is reported once, at reward.verifiers
+            continue
         if row.verifier not in VERIFIERS:
             what, why = f"unknown verifier '{row.verifier}'", "nothing could score the row"
             fix = did_you_mean(row.verifier, VERIFIERS)
             yield Problem(shown, row.line, 1, "E131", what, why, fix)
-        else:
+        elif not may_be_misspelt:
             what = f"verifier '{row.verifier}' is not in reward.verifiers"
             why, fix = "[reward] says what the data may name", "add it to reward.verifiers"
             yield Problem(shown, row.line, 1, "E132", what, why, fix)
@@ -231,9 +232,8 @@ def _wrong_verifiers(m: Manifest, rows: list[Row], shown: str) -> Iterator[Probl
 
 def _unanswerable(prompts: list[Prompt], tokenizer: TextTokenizer, shown: str) -> Iterator[Problem]:
     """Ground truths that the supervised warm-up could not train on."""
-    for prompt in prompts:
-        try:
-            answer_ids(prompt, tokenizer)
-        except InputError as error:
+    answers = tokenizer.encode_many([prompt.ground_truth for prompt in prompts])
+    for prompt, answer in zip(prompts, answers, strict=True):
+        if isinstance(answer, InputError):
             line = int(prompt.prompt_id.rsplit(":", 1)[1])
-            yield Problem(shown, line, 1, error.code, error.what, error.why, error.fix)
+            yield Problem(shown, line, 1, answer.code, answer.what, answer.why, answer.fix)

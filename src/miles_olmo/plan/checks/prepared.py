@@ -16,6 +16,7 @@ from miles_olmo.plan.checks.inputs import (
 from miles_olmo.plan.model import PlanInput
 from miles_olmo.tasks import reversed_digits
 from miles_olmo.tasks.prepare import RECORD_NAME, prepared_files
+from miles_olmo.tasks.verifiers import VERIFIERS
 
 
 def inspect_prepared(m: Manifest, spec: PrepareData) -> Inspection:
@@ -93,7 +94,8 @@ def lengths(m: Manifest, spec: PrepareData) -> Iterator[Finding]:
 
 
 def verifier(m: Manifest) -> Iterator[Finding]:
-    if reversed_digits.VERIFIER not in {name.lower() for name in m.reward.verifiers}:
+    allowed = {name.lower() for name in m.reward.verifiers}
+    if reversed_digits.VERIFIER not in allowed and allowed <= set(VERIFIERS):
         yield Finding(
             "E132",
             ("reward.verifiers", "data.prepare.task"),
