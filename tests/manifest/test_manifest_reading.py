@@ -184,6 +184,15 @@ def test_windows_line_ends_and_a_byte_order_mark_are_accepted(tmp_path, quicksta
     assert read_manifest(path)[0] == read_manifest(quickstart)[0]
 
 
+def test_the_value_of_a_secret_of_the_environment_is_refused(edited, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "canary-5417")
+    monkeypatch.setenv("SHORT_TOKEN", "train")
+    problem = only_problem(edited(('train = "train.jsonl"', 'train = "x/canary-5417.jsonl"')))
+    assert (problem.code, problem.line) == ("E008", 29)
+    assert "WANDB_API_KEY" in problem.what
+    assert "canary" not in problem.render()
+
+
 @pytest.mark.parametrize("name", ["api_key", "HF_TOKEN", "password", "clientSecret", "tokens"])
 def test_names_of_secrets_are_recognised(name):
     assert looks_secret(name)

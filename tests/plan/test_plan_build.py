@@ -75,14 +75,15 @@ def test_a_plan_over_own_files_pins_their_bytes(own_data):
 
 
 def test_a_checkpoint_directory_is_pinned_by_its_files(edited, tmp_path):
-    checkpoint = tmp_path / "start" / "weights"
-    checkpoint.mkdir(parents=True)
-    (checkpoint / "a.bin").write_bytes(b"1234")
+    checkpoint = tmp_path / "start"
+    (checkpoint / "below").mkdir(parents=True)
+    (checkpoint / "complete.json").write_bytes(b"{}")
+    (checkpoint / "below" / "a.bin").write_bytes(b"1234")
     path = edited(('dtype = "float32"', 'dtype = "float32"\ncheckpoint = "start"'))
     first = build_plan(path)
     entry = next(item for item in first.content.inputs if item.key == "model.checkpoint")
-    assert entry.num_bytes == 4
-    (checkpoint / "a.bin").write_bytes(b"1235")
+    assert entry.num_bytes == 6
+    (checkpoint / "below" / "a.bin").write_bytes(b"1235")
     assert build_plan(path).digest != first.digest
 
 

@@ -230,6 +230,25 @@ def test_missing_files_get_suggestions(own_data):
     assert problem.fix == "did you mean 'train.jsonl'?"
 
 
+def test_a_directory_without_a_complete_checkpoint_is_refused(edited, tmp_path):
+    (tmp_path / "step-000080").mkdir()
+    (tmp_path / "step-000080" / "weights.safetensors").write_bytes(b"")
+    for written, words in (
+        ("step-000080", "complete.json"),
+        ("step-00080", "no directory"),
+        ("", ""),
+    ):
+        path = edited(('dtype = "float32"', f'dtype = "float32"\ncheckpoint = "{written}"'))
+        (problem,) = problems_of(path)
+        assert problem.code == "E123"
+        assert words in problem.why
+
+
+def test_an_unknown_key_does_not_hide_what_is_wrong_with_the_files(own_data):
+    path = own_data(('"train.jsonl"', '"trian.jsonl"\nzzz = 1'))
+    assert [p.code for p in problems_of(path)] == ["E124", "E003"]
+
+
 def test_prompts_over_the_limit_are_counted_in_the_plan(own_data):
     path = own_data()
     train = path.with_name("train.jsonl")

@@ -24,7 +24,7 @@ def test_the_table_covers_every_key_and_nothing_else():
 
 def test_the_table_knows_every_input(own_data, edited, tmp_path):
     (tmp_path / "start").mkdir()
-    (tmp_path / "start" / "weights").write_text("w")
+    (tmp_path / "start" / "complete.json").write_text("{}")
     path = own_data(('dtype = "float32"', 'dtype = "float32"\ncheckpoint = "start"'))
     assert {entry.key for entry in build_plan(path).content.inputs} == set(INPUT_DECIDES)
 

@@ -22,6 +22,7 @@ from miles_olmo.manifest.reports import (
     rename_misspelt_sections,
     sort_problems,
 )
+from miles_olmo.manifest.secrets import environment_secrets
 
 _MAX_EXACT = 2**53 - 1
 """Largest integer that canonical JSON can carry."""
@@ -36,7 +37,7 @@ class Reading:
     positions: Positions
     problems: tuple[Problem, ...]
     wrong: tuple[KeyPath, ...]
-    """Paths of the keys that were left out; checks that depend on them mean nothing."""
+    """Known keys that were left out; checks that depend on them mean nothing."""
 
 
 def read_manifest(path: Path, *, overrides: Sequence[str] = ()) -> tuple[Manifest, Positions]:
@@ -70,9 +71,10 @@ def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
         change = _parse_override(override)
         _merge(document, change)
         place = Place("--set", number, 1)
-        positions = positions.with_places({key: place for key in _paths(change)})
+        positions = positions.with_places({key: place for key, _ in _leaves(change)})
     problems, positions = rename_misspelt_sections(document, positions)
     problems += _inexact_integers(document, positions)
+    problems += _secret_values(document, positions)
     wrong: list[KeyPath] = []
     manifest = None
     try:
@@ -80,8 +82,8 @@ def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
         problems += describe_errors(errors, document, positions)
-        wrong = [entry["loc"] for entry in errors]
-        manifest = _without(document, wrong)
+        manifest = _without(document, [entry["loc"] for entry in errors])
+        wrong = [entry["loc"] for entry in errors if entry["type"] != "extra_forbidden"]
         wrong += meant_keys(errors)
     return Reading(manifest, positions, tuple(sort_problems(problems, file)), tuple(wrong))
 
@@ -148,33 +150,50 @@ def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:
             document[key] = value
 
 
-def _paths(value: Any, path: KeyPath = ()) -> Iterator[KeyPath]:
+def _leaves(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Every value that is not a container, with its path."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            yield from _paths(inner, (*path, key))
-    else:
-        yield path
-
-
-def _inexact_integers(value: Any, positions: Positions, path: KeyPath = ()) -> Iterator[Problem]:
-    """Integers that the plan's canonical JSON cannot carry exactly."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _inexact_integers(inner, positions, (*path, key))
+            yield from _leaves(inner, (*path, key))
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            yield from _inexact_integers(inner, positions, (*path, index))
-    elif isinstance(value, int) and abs(value) > _MAX_EXACT:
-        place = positions.where(path)
-        yield Problem(
-            place.file,
-            place.line,
-            place.column,
-            "E007",
-            f"{dotted(path)} is an integer of more than 53 bits",
-            "JSON readers cannot carry it exactly",
-            f"set a value below {2**53}",
-        )
+            yield from _leaves(inner, (*path, index))
+    else:
+        yield path, value
+
+
+def _inexact_integers(document: dict[str, Any], positions: Positions) -> Iterator[Problem]:
+    """Integers that the plan's canonical JSON cannot carry exactly."""
+    for path, value in _leaves(document):
+        if isinstance(value, int) and abs(value) > _MAX_EXACT:
+            place = positions.where(path)
+            yield Problem(
+                place.file,
+                place.line,
+                place.column,
+                "E007",
+                f"{dotted(path)} is an integer of more than 53 bits",
+                "JSON readers cannot carry it exactly",
+                f"set a value below {2**53}",
+            )
+
+
+def _secret_values(document: dict[str, Any], positions: Positions) -> Iterator[Problem]:
+    """Strings that hold the value of a secret of this environment."""
+    secrets = environment_secrets()
+    for path, value in _leaves(document):
+        for name, secret in secrets.items():
+            if isinstance(value, str) and secret in value:
+                place = positions.where(path)
+                yield Problem(
+                    place.file,
+                    place.line,
+                    place.column,
+                    "E008",
+                    f"{dotted(path)} holds the value of the environment variable {name}",
+                    "a manifest is copied into plans and receipts, where secrets must not be",
+                    "remove it and pass the secret through the environment",
+                )
 
 
 def _without(document: dict[str, Any], wrong: Sequence[KeyPath]) -> Manifest | None:

@@ -6,7 +6,8 @@ ENTRIES: tuple[Code, ...] = (
     Code(
         code="E123",
         title="checkpoint not found",
-        cause="model.checkpoint names a directory that is not there, or one without a checkpoint.",
+        cause="model.checkpoint names a directory that is not there, or one without a complete "
+        "checkpoint of miles-olmo.",
         example='[model]\ncheckpoint = "runs/old/checkpoints/step-000080"   # no such directory',
         fix="Name a complete checkpoint directory, or remove the key to start from random weights.",
         exit_code=EXIT_MANIFEST,

@@ -20,6 +20,9 @@ from miles_olmo.tasks.rows import Row, limit_problems, read_rows
 from miles_olmo.tasks.tokenizer import TextTokenizer, read_tokenizer
 from miles_olmo.tasks.verifiers import VERIFIERS
 
+CHECKPOINT_MARK = "complete.json"
+"""The file that a save writes last: a checkpoint directory without it is torn."""
+
 _VOCABULARY = ("model.shape.vocab_size", "data.tokenizer")
 
 
@@ -60,13 +63,14 @@ def checkpoint_input(m: Manifest, base: Path, result: Inspection) -> None:
     if written is None:
         return
     path = base / written
-    if not path.is_dir() or not any(path.iterdir()):
+    if not (path / CHECKPOINT_MARK).is_file():
+        missing = f"it has no {CHECKPOINT_MARK}, so it is not a complete checkpoint"
         result.findings.append(
             Finding(
                 "E123",
                 ("model.checkpoint",),
-                f"model.checkpoint = '{written}' is not a checkpoint directory",
-                "it is empty" if path.is_dir() else f"there is no directory {path}",
+                f"model.checkpoint = '{written}' is not a checkpoint",
+                missing if path.is_dir() else f"there is no directory {path}",
                 _similar_name(path) or "name a directory such as runs/<id>/checkpoints/step-000080",
             )
         )
