@@ -203,7 +203,8 @@ def test_an_engine_whose_model_failed_is_replaced(directory, publications):
         asyncio.run(main())
 
 
-def test_sigterm_ends_an_engine(directory):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_engine_in_good_order(directory, number):
     with engine_process(directory, 0) as process:
-        process.terminate()
-        process.wait(5)
+        process.send_signal(number)
+        assert process.wait(5) == 0

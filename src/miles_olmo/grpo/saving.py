@@ -19,6 +19,7 @@ from miles_olmo.policy.checkpoint import (
     newest_complete,
     save_checkpoint,
 )
+from miles_olmo.policy.export_tokenizer import ExportTokenizer
 from miles_olmo.policy.family import FamilyAdapter
 from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.records.receipts import ReceiptLog
@@ -97,14 +98,18 @@ class Saver:
         """
         if not self.manifest.checkpoint.export:
             return
+        data = self.manifest.data
         figures = self.adapter.export(
             self.module,
             self.manifest.model,
-            self.tokenizer,
+            ExportTokenizer(self.tokenizer, data.eos_token, data.bos_token),
             self.run.export,
-            source={"plan_digest": self.plan_digest, "step": state.step, "version": state.version},
+            plan_digest=self.plan_digest,
+            step=state.step,
         )
-        self.receipts.append("exported", {"step": state.step, **figures})
+        self.receipts.append(
+            "exported", {"step": state.step, "logits_check": figures["logits_check"]}
+        )
 
     def _save_to(self, directory: Path, state: RunState, source: SampleSource, keep: int) -> Path:
         train = self.manifest.train

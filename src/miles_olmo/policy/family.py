@@ -6,16 +6,18 @@ behind this protocol, so that the loop, publication and checkpoints are the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from miles_olmo.algo.pack import Pack
+from miles_olmo.algo.router_losses import RouterCounts
 from miles_olmo.manifest.models import Model, Train
+from miles_olmo.policy.export_tokenizer import ExportTokenizer
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,19 @@ class FamilyAdapter(Protocol):
         """Inverse of `publication_tensors`; all names, shapes and dtypes are checked first."""
         ...
 
+    def count_experts(self, module: nn.Module, packs: Iterable[Pack]) -> RouterCounts:
+        """Expert counts of a global batch without gradient, for global losses without replay."""
+        ...
+
     def export(
         self,
         module: nn.Module,
         model: Model,
-        tokenizer: Path,
+        tokenizer: ExportTokenizer,
         directory: Path,
         *,
-        source: dict[str, str | int],
-    ) -> dict[str, float]:
+        plan_digest: str,
+        step: int,
+    ) -> dict[str, Any]:
         """Write a Hugging Face checkpoint, check its logits against the module, return the figures."""
         ...

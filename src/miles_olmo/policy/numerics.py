@@ -7,6 +7,8 @@ for 256, 16 for 512. An attention row depends on the padded length of its docume
 over blocks of fixed size. So:
 
 - no product gets fewer than `min_rows` rows: short inputs and thin expert groups are padded;
+- a pass has a multiple of `row_multiple` rows, because elementwise kernels compute the last elements
+  of an odd-sized tensor with other code than the rest (seen with sigmoid);
 - documents are padded to a multiple of `document_multiple` inside attention, and the weighted sum
   over values runs over `key_block` keys at a time, first to last.
 
@@ -30,19 +32,25 @@ class NumericRules:
     exact: bool
     """Use the blocked attention formula instead of the fused kernel."""
     min_rows: int
-    """Fewest rows of a matrix product, of an expert group and of a query block."""
+    """Fewest rows of an expert group, of a query block and of the output head."""
+    row_multiple: int
+    """A pass over tokens has a multiple of this many rows."""
     document_multiple: int
     """Documents are padded to a multiple of this many tokens inside attention."""
     key_block: int
     """Keys per partial sum of attention; a multiple of document_multiple."""
+
+    def missing_rows(self, num_rows: int) -> int:
+        """Padding rows that a pass over `num_rows` tokens needs."""
+        return -num_rows % self.row_multiple
 
     def padded(self, length: int) -> int:
         """Length of a document inside attention."""
         return -(-length // self.document_multiple) * self.document_multiple
 
 
-EXACT = NumericRules(exact=True, min_rows=16, document_multiple=16, key_block=64)
-FAST = NumericRules(exact=False, min_rows=1, document_multiple=16, key_block=64)
+EXACT = NumericRules(exact=True, min_rows=16, row_multiple=32, document_multiple=16, key_block=64)
+FAST = NumericRules(exact=False, min_rows=1, row_multiple=1, document_multiple=16, key_block=64)
 
 
 def rules_for(device: torch.device) -> NumericRules:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout import publishing
 from miles_olmo.rollout.fleet import Member
-from miles_olmo.rollout.registry import EngineEntry
 from miles_olmo.rollout.transport import TransportFault
 from miles_olmo.rollout.upkeep import Upkeep
 from miles_olmo.wire.publication import Publication
@@ -34,24 +32,23 @@ class Barrier:
         for member in members:
             member.state = "stale"  # until all steps are done; a failure leaves it to _bring_back
 
-        async def load(entry: EngineEntry) -> None:
-            await publishing.load(transport, entry, publication)
+        async def pause(member: Member) -> None:
+            await publishing.pause(transport, member.entry)
+
+        async def load(member: Member) -> None:
+            await publishing.load(transport, member.entry, publication, first=not member.probed)
+
+        async def resume(member: Member) -> None:
+            await publishing.resume(transport, member.entry)
 
         try:
-            members = await self._each(
-                members, "pause", version, lambda entry: publishing.pause(transport, entry)
-            )
+            members = await self._each(members, "pause", version, pause)
             members = await self._each(members, "update", version, load)
         except BaseException:
             # Back to the version before; the failure itself is what the caller must hear of.
-            await asyncio.gather(
-                *(publishing.resume(transport, member.entry) for member in members),
-                return_exceptions=True,
-            )
+            await asyncio.gather(*(resume(member) for member in members), return_exceptions=True)
             raise
-        members = await self._each(
-            members, "resume", version, lambda entry: publishing.resume(transport, entry)
-        )
+        members = await self._each(members, "resume", version, resume)
         for member in members:
             await self._upkeep.probe(member, version)
         for member in members:
@@ -65,8 +62,8 @@ class Barrier:
             raise self._upkeep.no_engine(f"version {version} cannot reach the whole fleet")
         return await self._each(members, "health check", version, self._check_health)
 
-    async def _check_health(self, entry: EngineEntry) -> None:
-        fault = await self._transport.health_fault(entry)
+    async def _check_health(self, member: Member) -> None:
+        fault = await self._transport.health_fault(member.entry)
         if fault is not None:
             raise fault
 
@@ -75,11 +72,11 @@ class Barrier:
         members: Sequence[Member],
         step: str,
         version: int,
-        function: Callable[[EngineEntry], Awaitable[Any]],
+        function: Callable[[Member], Awaitable[None]],
     ) -> list[Member]:
         """One step on all engines at once; returns those that did it."""
         results = await asyncio.gather(
-            *(function(member.entry) for member in members), return_exceptions=True
+            *(function(member) for member in members), return_exceptions=True
         )
         done: list[Member] = []
         for member, error in zip(members, results, strict=True):

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import errno
 import json
+import signal
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any
@@ -203,7 +205,7 @@ class CoreServer:
             timeout_keep_alive=600,  # clients close idle connections, never the server under them
             timeout_graceful_shutdown=2,
         )
-        self._server = uvicorn.Server(config)
+        self._server = _Server(config)
         self._on_bound = on_bound
 
     @property
@@ -223,10 +225,17 @@ class CoreServer:
             raise self.engine.failure
 
     def stop(self) -> None:
-        """End `run`; may be called from any thread."""
+        """End `run` once answers in flight are out, at most 2 s later; a second call ends it now.
+
+        May be called from any thread.
+        """
+        self._server.force_exit = self._server.should_exit
         self._server.should_exit = True
 
     async def _serve(self, url: str) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
         serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         while not (self._server.started or serving.done()):
             await asyncio.sleep(0.005)
@@ -236,6 +245,14 @@ class CoreServer:
 
     def _on_failure(self, error: EngineError) -> None:
         asyncio.get_running_loop().call_later(FAILURE_GRACE_SECONDS, self.stop)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: they raise the signal again at the end, which kills the
+    process before the job that called `serve_engine` could finish its records."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
 
 def serve_engine(

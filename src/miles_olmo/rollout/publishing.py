@@ -19,13 +19,19 @@ async def pause(transport: Transport, entry: EngineEntry) -> None:
     await transport.post(entry, f"{protocol.PAUSE}?mode=wait&clear_cache=true")
 
 
-async def load(transport: Transport, entry: EngineEntry, publication: Publication) -> None:
+async def load(
+    transport: Transport, entry: EngineEntry, publication: Publication, *, first: bool
+) -> None:
     """Load every tensor of the publication into a paused engine.
+
+    Args:
+        first: The engine process has taken no publication yet, so its transfer is set up.
 
     Raises:
         EngineError: the engine refused it (E225), or reports another version afterwards (E252).
     """
-    await transport.post(entry, protocol.INIT_WEIGHT_TRANSFER, {"init_info": {}})
+    if first:
+        await transport.post(entry, protocol.INIT_WEIGHT_TRANSFER, {"init_info": {}})
     await transport.post(entry, protocol.START_WEIGHT_UPDATE, {})
     await transport.post(entry, protocol.UPDATE_WEIGHTS, {"update_info": publication.update_info()})
     await transport.post(entry, protocol.FINISH_WEIGHT_UPDATE, {})

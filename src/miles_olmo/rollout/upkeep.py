@@ -133,7 +133,7 @@ class Upkeep:
         entry = member.entry
         try:
             await publishing.pause(self.transport, entry)
-            await publishing.load(self.transport, entry, publication)
+            await publishing.load(self.transport, entry, publication, first=not member.probed)
             await publishing.resume(self.transport, entry)
         except TransportFault:
             raise

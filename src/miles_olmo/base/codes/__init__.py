@@ -11,12 +11,22 @@
 | E6xx | the command line and the environment |
 """
 
-from miles_olmo.base.codes import checkpoint, engine, launch, loop, manifest, plan, training, usage
+from miles_olmo.base.codes import (
+    checkpoint,
+    engine,
+    launch,
+    loop,
+    manifest,
+    plan,
+    policy,
+    training,
+    usage,
+)
 from miles_olmo.base.codes.entry import Code
 
 CODES: dict[str, Code] = {
     entry.code: entry
-    for module in (manifest, plan, engine, training, loop, checkpoint, launch, usage)
+    for module in (manifest, plan, engine, training, policy, loop, checkpoint, launch, usage)
     for entry in module.ENTRIES
 }
 
