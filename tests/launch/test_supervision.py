@@ -74,12 +74,6 @@ def test_a_run_prepares_serves_trains_and_finishes(launcher):
     assert tokens[0] == tokens[1]
 
 
-def test_runs_of_one_plan_are_numbered(launcher):
-    plan = make_plan()
-    ids = [launcher.launch(plan)[1]["run_id"] for _ in range(2)]
-    assert ids == [f"tiny-{plan.digest[:8]}-1", f"tiny-{plan.digest[:8]}-2"]
-
-
 def test_a_secret_of_the_environment_reaches_the_jobs_and_no_file(launcher):
     secret = "canary-5f1d0c2e77"
     code, _, _ = launcher.launch(make_plan(prepare=True), MILES_CANARY_SECRET=secret)

@@ -56,12 +56,15 @@ def _begin(request: LaunchRequest, plan: RunPlan) -> Attempt:
     check_plan(plan)
     check_machine(plan, request.runs)
     run = create_run_directory(request.runs, plan, request.name)
+    lock = None
     try:
         lock = acquire_run(run)
         ControlFile(run, attempt=1)
         write_plan(plan, run.plan)
         _accept(run, 1, plan, differences=())
     except BaseException:
+        if lock is not None:
+            os.close(lock)
         shutil.rmtree(run.root, ignore_errors=True)  # made a moment ago, by us, and of no use
         raise
     return Attempt(run, plan, 1, lock)

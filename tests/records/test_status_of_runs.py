@@ -1,0 +1,156 @@
+"""The state of a run from its files alone, whatever state the files are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+
+import pytest
+
+from miles_olmo.base.processes import ProcessIdentity
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.launch.summary import curve, duration, figures, progress_text, sparkline
+from miles_olmo.records.metrics import MetricsLog
+from miles_olmo.records.receipts import ReceiptLog
+from miles_olmo.records.status import list_runs, read_status
+
+DEAD = ProcessIdentity(2**22 + 5, "1", "an earlier boot")
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = RunDirectory(tmp_path / "runs" / "tiny-00000000-1")
+    directory.root.mkdir(parents=True)
+    manifest = {"name": "tiny", "train": {"steps": 50}}
+    directory.plan.write_text(json.dumps({"digest": "d" * 64, "content": {"manifest": manifest}}))
+    return directory
+
+
+def supervise(run, identity, attempt=1, age=0.0):
+    control = {"supervisor": identity.as_json(), "attempt": attempt, "state": "running", "jobs": {}}
+    run.control.write_text(json.dumps(control))
+    moment = time.time() - age
+    os.utime(run.control, (moment, moment))
+
+
+def receive(run, *events, attempt=1, writer="launcher"):
+    log = ReceiptLog(run.receipt_log(writer), writer)
+    for type, body in events:
+        log.append(type, {"attempt": attempt, **body})
+
+
+def me():
+    identity = ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    return identity
+
+
+def test_a_living_supervisor_means_running(run):
+    supervise(run, me())
+    receive(run, ("attempt-started", {}))
+    status = read_status(run.root)
+    assert (status.outcome, status.phase, status.step, status.total_steps) == (
+        "running",
+        "starting",
+        0,
+        50,
+    )
+    assert status.name == "tiny" and status.attempts[0].ended_at is None
+
+
+def test_a_supervisor_that_is_gone_without_an_ending_means_crashed(run):
+    receive(run, ("attempt-started", {}))
+    supervise(run, ProcessIdentity(me().pid, "1", me().boot), age=100)
+    status = read_status(run.root)
+    assert status.outcome == "crashed" and status.since < status.attempts[0].started_at
+
+
+def test_on_another_machine_a_fresh_control_file_means_running(run):
+    receive(run, ("attempt-started", {}))
+    supervise(run, DEAD, age=1)
+    assert read_status(run.root).outcome == "running"
+    supervise(run, DEAD, age=100)
+    assert read_status(run.root).outcome == "crashed"
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "cancelled"])
+def test_an_ending_counts_even_while_the_supervisor_still_lives(run, ending):
+    supervise(run, me())
+    receive(run, ("attempt-started", {}), (f"run-{ending}", {"job": None, "error": None}))
+    status = read_status(run.root)
+    assert status.outcome == ending and status.since == status.attempts[0].ended_at
+
+
+def test_a_new_attempt_forgets_the_failure_of_the_old_one(run):
+    error = {"code": "E301", "what": "loss is NaN"}
+    receive(run, ("attempt-started", {}), ("run-failed", {"job": "trainer", "error": error}))
+    failed = read_status(run.root)
+    assert failed.error == {"job": "trainer", **error}
+    receive(run, ("attempt-started", {}), attempt=2)
+    supervise(run, me(), attempt=2)
+    status = read_status(run.root)
+    assert (status.outcome, status.attempt, status.error) == ("running", 2, None)
+    assert [attempt.outcome for attempt in status.attempts] == ["failed", "running"]
+
+
+def test_after_a_crash_the_error_is_the_one_a_job_reported(run):
+    receive(run, ("attempt-started", {}))
+    time.sleep(0.002)
+    receive(run, ("job-failed", {"code": "E301", "what": "loss is NaN"}), writer="trainer")
+    error = read_status(run.root).error
+    assert error is not None and (error["job"], error["code"]) == ("trainer", "E301")
+
+
+def test_phases_follow_receipts_then_metrics_of_the_attempt(run):
+    supervise(run, me())
+    receive(run, ("attempt-started", {}), ("job-started", {"role": "prepare", "job": "prepare"}))
+    assert progress_text(read_status(run.root)) == "preparing data"
+    receive(run, ("job-exited", {"role": "prepare", "job": "prepare"}))
+    assert progress_text(read_status(run.root)) == "starting"
+    with MetricsLog(run.metrics) as metrics:
+        metrics.append("warmup", 5, 1, {"eval/accuracy": 0.2})
+        metrics.append("warmup", 6, 1, {"train/loss": 1.0})
+        status = read_status(run.root)
+        assert progress_text(status) == "warm-up step 6"
+        assert figures(status) == {"warm-up accuracy": "0.200"}
+        metrics.append("train", 1, 1, {"rollout/reward": 0.25, "perf/tokens_per_sec": 1234.5})
+        metrics.append("train", 2, 1, {"rollout/reward": 0.5, "train/loss": 2.0})
+    status = read_status(run.root)
+    assert progress_text(status) == "train 2/50"
+    assert figures(status)["tokens/s"] == "1,234" and figures(status)["reward"] == "0.500"
+    assert curve(status, "train", "rollout/reward") == [(1, 0.25), (2, 0.5)]
+
+
+def test_a_run_directory_that_holds_nothing_readable_is_still_shown(run):
+    run.plan.write_bytes(b"\xff\xfe")
+    run.control.write_text("[]")
+    status = read_status(run.root)
+    assert status.outcome == "crashed" and len(status.problems) == 1
+    assert json.dumps(status.as_json(), allow_nan=False)
+    (run.root / "engines").mkdir()
+    (run.root / "engines" / "engine-0.json").write_text("{")
+    assert read_status(run.root).engines == ()
+
+
+def test_runs_are_listed_by_their_start(run, tmp_path):
+    receive(run, ("attempt-started", {}))
+    time.sleep(0.002)
+    other = RunDirectory(tmp_path / "runs" / "a-later-run")
+    other.root.mkdir()
+    other.plan.write_text("{}")
+    receive(other, ("attempt-started", {}))
+    (tmp_path / "runs" / "no-run").mkdir()
+    assert [s.run_id for s in list_runs(tmp_path / "runs")] == ["tiny-00000000-1", "a-later-run"]
+    assert list_runs(tmp_path / "none") == []
+
+
+def test_texts_for_people():
+    assert [duration(s) for s in (5, 65, 7500, 180000)] == [
+        "5 s",
+        "1 min 5 s",
+        "2 h 5 min",
+        "2 d 2 h",
+    ]
+    assert sparkline([0, 1]) == "▁█" and sparkline([]) == "" and sparkline([3, 3]) == "▁▁"
+    assert len(sparkline(list(range(1000)), width=40)) == 40
