@@ -1,6 +1,9 @@
 """What a plan says, and that its digest covers exactly what decides the run."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ import tomli
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import miles_olmo
 from miles_olmo.manifest.fields import all_keys
 from miles_olmo.plan.build import build_plan
 from miles_olmo.plan.hashing import code_version
@@ -200,7 +204,28 @@ def test_a_link_to_a_manifest_has_its_files_beside_it(own_data, tmp_path):
     assert plan.local.manifest_path == str(link)
 
 
-def test_the_code_version_covers_the_package():
-    version = code_version()
-    assert len(version.source_sha256) == 64
-    assert version == code_version()
+def test_the_code_version_covers_every_byte_of_the_package_and_not_its_place(tmp_path):
+    package = tmp_path / "src" / "miles_olmo"
+    shutil.copytree(Path(miles_olmo.__file__).parent, package)
+
+    def version_of_copy():
+        program = "from miles_olmo.plan.hashing import code_version as v; print(v().source_sha256)"
+        environment = {**os.environ, "PYTHONPATH": str(package.parent)}
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    original = code_version().source_sha256
+    assert version_of_copy() == original
+    changed = package / "tasks" / "order.py"
+    changed.write_text(changed.read_text().replace("group", "grOup", 1))
+    edited_version = version_of_copy()
+    assert edited_version != original
+    changed.rename(package / "tasks" / "ordering.py")
+    assert version_of_copy() not in (original, edited_version)
