@@ -50,6 +50,23 @@ def test_a_cached_query_sees_the_same_keys_as_in_its_document(rules):
     assert torch.allclose(got, expected[lengths - 1], atol=1e-5)
 
 
+@pytest.mark.parametrize(("heads", "width"), [(4, 32), (2, 64), (2, 128)])
+def test_cached_queries_have_the_bits_of_any_document_that_holds_them(heads, width):
+    q, k, v = tensors(heads=heads, kv_heads=2, width=width, total=700)
+    whole = attend_documents(q, k, v, lay_out((700,), EXACT, torch.device("cpu")), EXACT)
+    for length in (1, 7, 16, 17, 64, 65, 191, 193, 300, 511, 513, 699):
+        padded = EXACT.padded(length)
+        keys, values = (x[:padded].transpose(0, 1)[None] for x in (k, v))
+        if length == 699:
+            keys, values = (F.pad(x, (0, 0, 0, padded - x.shape[2])) for x in (keys, values))
+        cached = attend_cached(q[length - 1 : length], keys, values, torch.tensor([length]), EXACT)
+        assert torch.equal(cached[0], whole[length - 1]), length
+        layout = lay_out((length, 3), EXACT, torch.device("cpu"))
+        rows = [torch.cat([x[:length], x[:3]]) for x in (q, k, v)]
+        short = attend_documents(*rows, layout, EXACT)
+        assert torch.equal(short[length - 1], whole[length - 1]), length
+
+
 def test_positions_restart_in_every_document():
     layout = lay_out((3, 2), EXACT, torch.device("cpu"))
     assert layout.positions_T.tolist() == [0, 1, 2, 0, 1]

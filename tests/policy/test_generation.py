@@ -137,6 +137,16 @@ def test_dropping_the_cache_changes_nothing_under_the_same_weights():
         assert (other.routes == one.routes).all()
 
 
+def test_a_refreshed_cache_holds_nothing_of_broken_weights():
+    model = engine(max_batch_size=1)
+    (expected,) = generate(model, [request()])
+    for cached in (*model._cache.keys, *model._cache.values):
+        assert cached is not None
+        cached.fill_(float("nan"))  # as an overflow in bad weights would leave it
+    model.drop_cache()
+    assert generate(model, [request()])[0].logprobs == expected.logprobs
+
+
 def publish(directory, module):
     tensors = dict(ADAPTER.publication_tensors(module))
     path = directory / "weights-00001.safetensors"
