@@ -193,7 +193,7 @@ def _run(batch: Batch, packs: list[list[int]], algorithm: Algorithm):
     return total, torch.cat(gradients), sums
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), batches(), st.sampled_from(["token", "sequence", "constant"]))
 def test_loss_gradient_and_metrics_do_not_depend_on_packing(data, batch, aggregation):
     algorithm = EVERYTHING.model_copy(update={"aggregation": aggregation})
@@ -207,7 +207,7 @@ def test_loss_gradient_and_metrics_do_not_depend_on_packing(data, batch, aggrega
     assert training_metrics(sums) == pytest.approx(training_metrics(base_sums), rel=1e-5, abs=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batches())
 def test_the_loss_has_no_gradient_outside_the_mask(batch):
     _run(batch, [[index] for index in range(len(batch.sequences))], EVERYTHING)
@@ -216,7 +216,7 @@ def test_the_loss_has_no_gradient_outside_the_mask(batch):
             assert not logprobs_T.grad[~sequence.mask_T].any()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(batches())
 def test_reported_loss_is_the_loss(batch):
     loss, _, sums = _run(batch, [[index] for index in range(len(batch.sequences))], EVERYTHING)
@@ -257,6 +257,20 @@ def test_a_nan_outside_the_mask_does_not_reach_the_loss():
     normaliser = LossNormaliser.of_packs([pack], constant_length=1)
     loss, _ = policy_loss(pack, logprobs_T, Algorithm(), normaliser)
     assert math.isfinite(loss.item())
+
+
+@settings(max_examples=40)
+@given(st.data(), batches())
+def test_weights_are_zero_outside_the_mask_and_add_up_over_packs(data, batch):
+    packs = [batch.pack(p)[0] for p in data.draw(partitions(len(batch.sequences)))]
+    normaliser = LossNormaliser.of_packs(packs, constant_length=8)
+    for aggregation in ("token", "sequence"):
+        weights = [normaliser.weights_T(pack, aggregation) for pack in packs]
+        assert all(
+            not weights_T[~pack.mask_T].any()
+            for pack, weights_T in zip(packs, weights, strict=True)
+        )
+        assert sum(weights_T.sum().item() for weights_T in weights) == pytest.approx(1, rel=1e-5)
 
 
 def test_a_batch_without_trained_tokens_is_refused():

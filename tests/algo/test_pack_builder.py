@@ -77,7 +77,7 @@ def group_lists(draw) -> list[ScoredGroup]:
     return groups
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(group_lists(), st.integers(10, 60), st.sampled_from(["mask", "score"]), st.randoms())
 def test_every_token_is_found_again_in_the_packs(groups, max_tokens, truncated, random):
     sequences = _sequences(groups, truncated)
@@ -134,6 +134,15 @@ def test_a_lost_row_lowers_coverage():
     trajectory.segments[0].routes[1] = -1
     coverage = route_coverage(_sequences([_group(0, [trajectory], [0.0])]))
     assert (coverage.required, coverage.recorded) == (6, 5)
+
+
+def test_a_row_recorded_for_the_last_token_is_dropped_and_not_counted():
+    trajectory = _trajectory("0.0", np.random.default_rng(0))
+    trajectory.segments[1].routes[-1] = 3  # an engine that records T rows instead of T - 1
+    (sequence,) = _sequences([_group(0, [trajectory], [0.0])])
+    assert sequence.routes_TLK is not None
+    assert bool((sequence.routes_TLK[-1] == -1).all())
+    assert (sequence.num_required_routes, sequence.num_recorded_routes) == (6, 6)
 
 
 def test_without_replay_routes_stay_behind():

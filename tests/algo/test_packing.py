@@ -44,7 +44,7 @@ def test_every_sequence_is_in_exactly_one_pack_that_holds_it(lengths, max_tokens
     assert packs == pack_lengths(list(lengths), max_tokens)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=9), st.integers(30, 45))
 def test_the_number_of_packs_is_near_the_optimum(lengths, max_tokens):
     optimum = _optimum(lengths, max_tokens)

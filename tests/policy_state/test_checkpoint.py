@@ -286,6 +286,20 @@ def test_a_checkpoint_without_its_last_file_is_incomplete(saved, damage):
         trainer.load(directory / "step-000010")
 
 
+def test_any_flipped_bit_of_the_last_file_is_found(saved):
+    directory, trainer = saved
+    path = directory / "step-000010" / "complete.json"
+    whole = path.read_bytes()
+    before = trainer.state()
+    for position in range(0, len(whole), 7):
+        damaged = bytearray(whole)
+        damaged[position] ^= 1
+        path.write_bytes(damaged)
+        newest = newest_complete(directory)  # a changed space inside the JSON is harmless
+        assert newest.path is None or json.loads(damaged) == json.loads(whole)
+    assert _equal(trainer.state(), before)
+
+
 def test_an_incomplete_checkpoint_does_not_count_as_kept(saved):
     directory, trainer = saved
     (trainer.save(directory, 20) / "complete.json").unlink()
@@ -313,6 +327,16 @@ def test_another_policy_is_refused_and_left_alone(saved, shape):
         other.load(saved[0] / "step-000010")
     with pytest.raises(CheckpointError, match="E404"):
         load_weights(saved[0] / "step-000010", other.module, Tensors())
+    assert _equal(other.state(), before)
+
+
+def test_moments_that_do_not_fit_leave_the_weights_alone(saved):
+    other = Trainer(seed=9)
+    other.module.lm_head.w_out.weight.requires_grad_(False)  # same weights, other moments
+    other.optimizer = PolicyOptimizer(other.module, SETTINGS)
+    before = other.state()
+    with pytest.raises(CheckpointError, match=r"E404.*lm_head\.w_out"):
+        other.load(saved[0] / "step-000010")
     assert _equal(other.state(), before)
 
 

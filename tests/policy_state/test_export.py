@@ -101,6 +101,7 @@ def test_every_export_is_checked_against_the_policy(tokenizer, tmp_path, options
     assert check["max_abs_logit"] > 0.5
     assert check["num_tokens"] == 4 * 48 + 1 + 47
     assert check["max_abs_difference"] <= check["bound"]
+    assert check["num_tokens_beyond"] == 0
     if dtype == "float32":
         assert check["max_abs_difference"] < 1e-5
     assert json.loads((tmp_path / "export/miles_export.json").read_text()) == report
@@ -194,14 +195,13 @@ def test_an_export_loads_with_transformers_alone(tokenizer, tmp_path, dtype):
     assert read["positions"] == 48
 
 
-def test_an_export_that_computes_something_else_is_refused(tokenizer, tmp_path):
-    module = _module()
-    with torch.inference_mode():
-        other = _module(seed=3)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_export_that_computes_something_else_is_refused(tokenizer, tmp_path, dtype):
+    module, other = _module(dtype), _module(dtype, seed=3)
     with pytest.raises(CheckpointError) as caught:
         export_policy(
             module,
-            _model(),
+            _model(dtype),
             tokenizer,
             tmp_path / "export",
             core_logits=other,
@@ -210,6 +210,25 @@ def test_an_export_that_computes_something_else_is_refused(tokenizer, tmp_path):
         )
     assert caught.value.code == "E430"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_whose_gate_and_up_are_swapped_are_noticed(tokenizer, tmp_path, dtype):
+    module, swapped = _module(dtype), _module(dtype)
+    with torch.no_grad():
+        for block in swapped.blocks.values():
+            up, gate = block.routed_experts.w_up_gate.clone().chunk(2, dim=1)
+            block.routed_experts.w_up_gate.copy_(torch.cat([gate, up], 1))
+    with pytest.raises(CheckpointError, match="E430"):
+        export_policy(
+            module,
+            _model(dtype),
+            tokenizer,
+            tmp_path / "export",
+            core_logits=swapped,
+            plan_digest=DIGEST,
+            step=1,
+        )
 
 
 def test_nan_logits_are_refused(tokenizer, tmp_path):

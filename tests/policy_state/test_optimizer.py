@@ -123,6 +123,7 @@ def test_a_restored_optimizer_continues_bit_for_bit(dtype):
     restored = PolicyOptimizer(other, Optimizer(learning_rate=0.05, weight_decay=0.1))
     other.load_state_dict(weights)
     restored.load_state(state, optimizer.num_updates)
+    assert restored.num_updates == 3
     for step in range(3, 6):
         for m, o in ((module, optimizer), (other, restored)):
             _backward(m, step)

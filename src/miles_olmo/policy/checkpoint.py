@@ -152,7 +152,7 @@ def verify_checkpoint(path: Path) -> TrainerState:
             fix="resume with the version of miles-olmo that wrote it",
         )
     for name in _FILES:
-        _verify_file(path / name, complete["files"].get(name))
+        _verify_file(path / name, complete)
     content = _read_json(path, STATE, "E401", "it is not JSON")
     try:
         return TrainerState(**content["state"])
@@ -259,15 +259,18 @@ def _complete_steps(directory: Path) -> list[int]:
     return [step for step, path in sorted(visible_checkpoints(directory).items()) if is_whole(path)]
 
 
-def _verify_file(path: Path, expected: Mapping[str, Any] | None) -> None:
-    if expected is None:
-        raise _damaged(path, f"{COMPLETE} does not list it")
+def _verify_file(path: Path, complete: Mapping[str, Any]) -> None:
+    try:
+        expected = complete["files"][path.name]
+        expected_size, expected_sha256 = int(expected["size"]), str(expected["sha256"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"{COMPLETE} does not describe it") from error
     if not path.is_file():
         raise _damaged(path, "it is missing")
     size = path.stat().st_size
-    if size != expected["size"]:
-        raise _damaged(path, f"it has {size} bytes instead of {expected['size']}")
-    if file_sha256(path) != expected["sha256"]:
+    if size != expected_size:
+        raise _damaged(path, f"it has {size} bytes instead of {expected_size}")
+    if file_sha256(path) != expected_sha256:
         raise _damaged(path, "its sha256 is not the recorded one")
 
 
