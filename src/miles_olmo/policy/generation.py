@@ -129,6 +129,7 @@ class CoreEngineModel:
 
     def drop_cache(self) -> None:
         """Forget all keys and values; running sequences are computed anew on the next step."""
+        self._cache.clear()
         for sequence in self._running.values():
             sequence.cached = 0
 

@@ -40,6 +40,11 @@ class KvCache:
         if num_positions > self._capacity:
             self._capacity = self._rules.padded(max(num_positions, 2 * self._capacity))
 
+    def clear(self) -> None:
+        """Forget everything; slots stay taken. New storage is zeros, so no old NaN can leak in."""
+        self.keys = [None] * len(self.keys)
+        self.values = [None] * len(self.values)
+
     def write_document(
         self, layer: int, slots: Sequence[int], k_TGD: torch.Tensor, v_TGD: torch.Tensor
     ) -> None:
