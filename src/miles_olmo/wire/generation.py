@@ -51,15 +51,19 @@ class EngineModel(Protocol):
 
     def add(self, key: str, request: SamplingRequest) -> None:
         """Queue a sequence under a key that is not in use."""
+        ...
 
     def step(self) -> Sequence[tuple[str, SampledSequence]]:
         """Advance up to `max_batch_size` sequences by one token; return those that finished."""
+        ...
 
     def abort(self, key: str) -> SampledSequence | None:
         """Drop a sequence; its tokens so far (finish_reason "abort"), or None if none were sampled."""
+        ...
 
     def drop_cache(self) -> None:
         """Forget all keys and values; running sequences are computed anew on the next step."""
+        ...
 
     def load_weights(self, paths: Sequence[str], checksums: Mapping[str, str]) -> None:
         """Replace every tensor of the policy from safetensors files.
@@ -71,9 +75,11 @@ class EngineModel(Protocol):
             EngineError: a tensor is missing, extra, of another shape or dtype, NaN, or its bytes
                 do not match the checksum. The old weights are still in place.
         """
+        ...
 
     def checksums(self) -> dict[str, str]:
         """sha256 of every tensor of the policy, by Hugging Face name."""
+        ...
 
     @property
     def num_unfinished(self) -> int:
