@@ -51,6 +51,7 @@ class EngineModel(Protocol):
 
     def add(self, key: str, request: SamplingRequest) -> None:
         """Queue a sequence under a key that is not in use."""
+        ...
 
     def step(self) -> Sequence[tuple[str, SampledSequence]]:
         """Advance up to `max_batch_size` sequences by one token; return those that finished."""
@@ -62,6 +63,7 @@ class EngineModel(Protocol):
 
     def drop_cache(self) -> None:
         """Forget all keys and values; running sequences are computed anew on the next step."""
+        ...
 
     def load_weights(self, paths: Sequence[str], checksums: Mapping[str, str]) -> None:
         """Replace every tensor of the policy from safetensors files.
@@ -73,6 +75,7 @@ class EngineModel(Protocol):
             EngineError: a tensor is missing, extra, of another shape or dtype, NaN, or its bytes
                 do not match the checksum. The old weights are still in place.
         """
+        ...
 
     def checksums(self) -> dict[str, str]:
         """sha256 of every tensor of the policy, by Hugging Face name."""
