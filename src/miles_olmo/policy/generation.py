@@ -61,9 +61,7 @@ class _Sequence:
 class CoreEngineModel:
     """Implements `wire.generation.EngineModel`. Called from one thread only."""
 
-    def __init__(
-        self, module: nn.Module, adapter: FamilyAdapter, *, max_batch_size: int
-    ) -> None:
+    def __init__(self, module: nn.Module, adapter: FamilyAdapter, *, max_batch_size: int) -> None:
         """
         Args:
             module: The policy, a `PortableModel`, as `adapter.build(model, None, ...)` made it.
