@@ -88,7 +88,7 @@ def test_killing_the_supervisor_leaves_no_process(launcher):
         launcher, make_plan(engines=2), behave={**LONG, "engine-0": "child", "trainer": {**LONG["trainer"], "stubborn": True}}
     )  # fmt: skip
     groups = launcher.groups()
-    assert sum(len(group_members(group)) for group in groups) == 5
+    assert wait_until(lambda: sum(len(group_members(group)) for group in groups) == 5)
     child.send_signal(signal.SIGKILL)
     child.wait()
     assert launcher.nothing_left(10)
