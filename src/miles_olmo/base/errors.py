@@ -13,7 +13,7 @@ class MilesError(Exception):
     """A fault with a stable code.
 
     Args:
-        code: A key of `miles_olmo.base.codes.CODES`, such as "E031".
+        code: A key of `miles_olmo.base.codes.CODES`, such as "E003".
         what: What is wrong, naming the key or file and its value.
         why: Why it cannot work.
         fix: What to set or do instead.
