@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from conftest import CANARY, Launch, Launcher, small_manifest
+from miles_olmo.base.processes import group_members
 from miles_olmo.records.metrics import read_metrics
 from miles_olmo.records.receipts import merge_receipts
 from miles_olmo.records.samples import read_samples, sample_steps
@@ -116,3 +118,21 @@ def test_an_engine_killed_in_mid_run_is_restarted_and_changes_no_sample(
     assert "engine-restarted" in kinds
     assert consumed(run) == consumed(whole)
     assert losses(run) == losses(whole)
+
+
+def test_a_killed_supervisor_leaves_no_process_and_the_run_resumes_with_the_same_samples(
+    launch: Launcher, manifest: Path, whole: Launch
+):
+    first = launch(manifest, "supervisor-killed")
+    first.wait_for(lambda: len(first.train_rows()) >= 2, "step 2")
+    jobs = [first.job_pid(job) for job in ("trainer", "engine-0", "engine-1")]
+    first.process.kill()
+    first.process.wait()
+    deadline = time.monotonic() + 10
+    while any(group_members(pid) for pid in jobs):  # each leads a group
+        assert time.monotonic() < deadline, "a job outlived its supervisor"
+        time.sleep(0.05)
+    second = launch(manifest, "supervisor-killed", "--resume", "supervisor-killed")
+    assert second.wait() == 0, second.text()
+    assert consumed(second) == consumed(whole)
+    assert losses(second) == losses(whole)
