@@ -21,11 +21,15 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+\.(?:writing|replaced|removed)")
 
 
 @contextlib.contextmanager
-def atomic_directory(target: Path) -> Iterator[Path]:
+def atomic_directory(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a hidden directory to fill; it becomes `target` when the block ends without an error.
 
     An existing target is replaced. On any error the hidden directory is removed and the target is
     as it was.
+
+    Args:
+        durable: Sync everything, so that the target survives a power failure once the block has
+            ended. Without it other processes see the same, only faster.
 
     Raises:
         OSError: the directory could not be written, synced or renamed.
@@ -36,19 +40,21 @@ def atomic_directory(target: Path) -> Iterator[Path]:
     writing.mkdir()
     try:
         yield writing
-        _sync_tree(writing)
-        _swap(writing, target)
+        if durable:
+            _sync_tree(writing)
+        _swap(writing, target, durable=durable)
     except BaseException:
         shutil.rmtree(writing, ignore_errors=True)
         raise
 
 
-def remove_directory(target: Path) -> None:
+def remove_directory(target: Path, *, durable: bool = True) -> None:
     """Remove a directory so that a kill half-way leaves no visible part of it."""
     removed = _hidden(target, "removed")
     shutil.rmtree(removed, ignore_errors=True)
     target.replace(removed)
-    sync_directory(target.parent)
+    if durable:
+        sync_directory(target.parent)
     shutil.rmtree(removed)
 
 
@@ -72,7 +78,7 @@ def _hidden(target: Path, purpose: str) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}.{purpose}")
 
 
-def _swap(writing: Path, target: Path) -> None:
+def _swap(writing: Path, target: Path, *, durable: bool) -> None:
     replaced = _hidden(target, "replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     had_target = target.exists()
@@ -84,7 +90,8 @@ def _swap(writing: Path, target: Path) -> None:
         if had_target:
             replaced.replace(target)
         raise
-    sync_directory(target.parent)
+    if durable:
+        sync_directory(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -2,7 +2,8 @@
 
 Every tensor once, under its Hugging Face name, with its sha256; `publication.json` is written last and
 the directory appears atomically, so an engine can only see a complete version. NaN and
-infinity are refused before anything is written.
+infinity are refused before anything is written. Nothing is synced to the disk: a publication has to
+outlive neither its run's processes nor a power failure.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def write_publication(
     _refuse_non_finite(tensors, version)
     published = []
     try:
-        with atomic_directory(directory) as writing:
+        with atomic_directory(directory, durable=False) as writing:
             for number, group in enumerate(file_groups(tensors, MAX_FILE_BYTES), start=1):
                 file = write_tensors(writing / f"weights-{number:05d}.safetensors", group)
                 published += [
@@ -84,7 +85,7 @@ def prune_publications(directory: Path, keep: int) -> list[int]:
     }
     old = sorted(versions)[:-keep]
     for version in old:
-        remove_directory(versions[version])
+        remove_directory(versions[version], durable=False)
     return old
 
 
