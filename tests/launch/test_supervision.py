@@ -182,6 +182,19 @@ def test_a_dead_engine_is_restarted_once_then_the_run_fails_naming_it(launcher):
     assert child.returncode == 6 and (error["code"], error["job"]) == ("E511", "engine-0")
 
 
+def test_an_engine_that_stops_answering_is_killed_and_restarted(launcher):
+    child = start_training(launcher, make_plan(engines=1, engines__health_seconds=0.3))
+    assert wait_until(lambda: types(launcher.run("r")).count("engine-ready") == 1)
+    first = read_status(launcher.runs / "r").engines[0]
+    os.kill(first.pid, signal.SIGSTOP)
+    assert wait_until(lambda: types(launcher.run("r")).count("engine-ready") == 2)
+    assert event(launcher.run("r"), "engine-hung")["seconds"] >= 0.9
+    assert read_status(launcher.runs / "r").engines[0].pid != first.pid
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=10)
+    assert launcher.nothing_left(5)
+
+
 def test_an_engine_that_says_why_it_cannot_start_is_not_started_again(launcher):
     code, result, _ = launcher.launch(
         make_plan(), "--name", "r", behave={**LONG, "engine-0": "refuse"}

@@ -1,4 +1,4 @@
-"""Watching one engine: it must announce itself, answer its health check in time, and stay alive.
+"""Watching one engine: it must announce itself, answer its health check, stay alive and go on answering.
 
 An engine announces itself in `engines/engine-<i>.json`: {"index", "url", "pid", "attempt"}.
 """
@@ -19,6 +19,9 @@ from miles_olmo.manifest.models import Engines
 from miles_olmo.wire.protocol import HEALTH
 
 _CHECK_EVERY = 0.25
+_CHECK_READY_EVERY = 1.0
+HUNG_AFTER_CHECKS = 3
+"""An engine that answers no health check for this many times engines.health_seconds has hung."""
 _CHECK_SECONDS = 1.0
 """A health check may not hold up the supervisor's loop for longer."""
 
@@ -38,7 +41,7 @@ class EngineWatch:
         self._registration = run.root / "engines" / f"engine-{command.index}.json"
         self._attempt = attempt
         self._settings = settings
-        self._deadline = self._next_check = 0.0
+        self._deadline = self._next_check = self._last_answer = 0.0
 
     @property
     def may_restart(self) -> bool:
@@ -68,10 +71,26 @@ class EngineWatch:
         self.url = self.url or self._announced_url()
         if self.url and _is_healthy(self.url):
             self.is_ready = True
+            self._last_answer = now
             return True
         if now > self._deadline:
             raise self._too_late()
         return False
+
+    def seconds_hung(self) -> float | None:
+        """How long an engine that was ready has answered no health check, once that is too long.
+
+        The engine's event loop never waits for the model, so a busy engine still answers.
+        """
+        now = time.monotonic()
+        if not self.is_ready or now < self._next_check:
+            return None
+        self._next_check = now + _CHECK_READY_EVERY
+        if _is_healthy(self.url):
+            self._last_answer = time.monotonic()
+            return None
+        silent = now - self._last_answer
+        return silent if silent > HUNG_AFTER_CHECKS * self._settings.health_seconds else None
 
     def death(self, exit_code: int) -> LaunchError:
         """The error of an engine that died and is not started again."""

@@ -157,6 +157,10 @@ class Supervisor:
         if exit_code is None:
             if engine.became_ready():
                 self._record("engine-ready", job=engine.command.name, url=engine.url)
+            elif (silent := engine.seconds_hung()) is not None:
+                # A hung engine cannot be asked to end; its end is then handled as any other.
+                self._record("engine-hung", job=engine.command.name, seconds=round(silent, 1))
+                engine.job.signal_group(signal.SIGKILL)
             return
         reported = self._reported_failure(engine.command.name)
         if not engine.may_restart or (reported and not engine.is_ready):

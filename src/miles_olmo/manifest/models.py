@@ -163,7 +163,7 @@ class Engines(Section):
     request_seconds: PositiveFloat = 120.0
     """Time limit of one generation request."""
     health_seconds: PositiveFloat = 5.0
-    """Time limit of one health check."""
+    """Time limit of one health check; an engine silent for three times as long is killed."""
     retries: NaturalInt = 2
     """How often a failed request is sent again, to another engine if there is one."""
     max_restarts: NaturalInt = 1
