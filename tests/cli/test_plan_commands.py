@@ -37,6 +37,7 @@ def test_plan_prints_a_summary_and_writes_the_plan(quickstart, tmp_path):
         "made by the run: reversed_digits",
         "every 100 steps and at the end, 12.4 MB each",
         "miles launch quickstart.plan.json",
+        f"runs/{plan.run_stem}-N/",
     ):
         assert words in done.stdout
     assert "\x1b[" not in done.stdout
@@ -205,3 +206,9 @@ def test_a_secret_in_the_environment_or_the_manifest_is_never_shown(edited, tmp_
     done = miles("plan", "run.toml", cwd=tmp_path, HF_TOKEN="canary-5417")
     assert "canary" not in done.stdout + done.stderr
     assert "canary" not in Path(tmp_path / "quickstart.plan.json").read_text()
+
+
+def test_set_without_a_manifest_is_refused_rather_than_ignored(tmp_path):
+    done = miles("launch", "--resume", "some-run", "--set", "train.steps=9", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("E506")

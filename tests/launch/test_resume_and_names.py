@@ -104,6 +104,14 @@ def test_a_resume_with_a_change_of_state_is_refused_and_changes_nothing(launcher
     assert files_of(launcher.runs) == before
 
 
+def test_a_resume_to_a_step_that_was_passed_is_refused_and_changes_nothing(launcher):
+    launcher.launch(make_plan(steps=9), "--name", "r")
+    before = files_of(launcher.runs)
+    code, error, _ = launcher.launch(make_plan(steps=3), "--resume", "r", "--accept-changes")
+    assert code == 2 and error["code"] == "E507"
+    assert files_of(launcher.runs) == before
+
+
 def test_an_accepted_change_leaves_a_receipt_and_the_old_plan(launcher):
     launcher.launch(make_plan(), "--name", "r")
     assert launcher.launch(None, "--resume", "r")[1]["code"] == "E507"  # nothing left to do

@@ -37,6 +37,15 @@ def test_greedy_takes_the_argmax_of_the_full_forward():
         tokens.append(token)
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_diverged_policy_is_a_named_error_not_an_index_out_of_bounds(temperature):
+    subject = engine()
+    with torch.no_grad():  # finite weights whose products overflow
+        subject._module.lm_head.w_out.weight.fill_(3e38)
+    with pytest.raises(EngineError, match="E273"):
+        generate(subject, [request(temperature=temperature)])
+
+
 def test_samples_follow_the_policys_distribution():
     count = 4000
     wanted = [request(seed=seed, max_tokens=1) for seed in range(count)]

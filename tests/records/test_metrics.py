@@ -109,3 +109,10 @@ def test_a_line_that_is_no_sample_is_named(tmp_path):
     with pytest.raises(UsageError, match=r"step-000001.jsonl:2") as caught:
         read_samples(path)
     assert caught.value.code == "E533"
+
+
+def test_samples_that_are_not_text_are_named_with_their_line(tmp_path):
+    path = tmp_path / "step-000001.jsonl"
+    path.write_bytes(b"\xff\xfe\x80 not text\n")
+    with pytest.raises(UsageError, match=r"E533.*step-000001.jsonl:1"):
+        read_samples(path)

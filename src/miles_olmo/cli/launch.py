@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from miles_olmo.api.running import LaunchResult, load_plan, submit
+from miles_olmo.base.errors import UsageError
 from miles_olmo.cli.options import json_option, overrides_option
 
 
@@ -50,6 +51,13 @@ def launch_command(
     """
     from miles_olmo.launch.progress import Progress  # rich is needed for this command only
 
+    if overrides and target is None:
+        raise UsageError(
+            "E506",
+            "--set has no manifest to change",
+            why="--resume alone goes on with the run's own plan, which is immutable",
+            fix="name the manifest too, and pass --accept-changes",
+        )
     plan = load_plan(target, overrides=overrides) if target else None
     result = submit(
         plan,

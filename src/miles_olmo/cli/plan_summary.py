@@ -137,7 +137,7 @@ def _rows(entry: PlanInput) -> str:
 
 def _outputs(plan: RunPlan) -> Iterator[tuple[str, str]]:
     m = plan.manifest
-    run = f"{m.launch.runs_directory}/{m.name}-{plan.digest[:6]}-N/"
+    run = f"{m.launch.runs_directory}/{plan.run_stem}-N/"
     yield "run", run
     each = plan.content.resolved.checkpoint_bytes
     yield (

@@ -77,11 +77,14 @@ def _resume(request: LaunchRequest, text: str) -> Attempt:
         old = read_plan(run.plan)
         plan = request.plan or old
         differences = check_resume(old, plan, accept_changes=request.accept_changes)
-        if not differences and read_status(run.root).outcome == "finished":
+        reached, wanted = max(run.checkpoint_steps(), default=0), plan.manifest.train.steps
+        finished = read_status(run.root).outcome == "finished"
+        if wanted < reached or (finished and wanted == reached):
             raise LaunchError(
                 "E507",
-                f"the run {run.run_id} is finished",
-                why="its plan has nothing left to do",
+                f"the run {run.run_id} is "
+                + ("finished" if finished else f"at step {reached} and train.steps = {wanted}"),
+                why="the plan has nothing left to do",
                 fix="raise train.steps and pass --accept-changes, or launch a new run",
                 run=run.run_id,
             )

@@ -32,7 +32,7 @@ def create_run_directory(runs: Path, plan: RunPlan, name: str | None = None) -> 
         runs.mkdir(parents=True, exist_ok=True)
         if name is not None:
             return _create_named(runs, name)
-        stem = f"{plan.manifest.name}-{plan.digest[:8]}"
+        stem = plan.run_stem
         number = 1 + max(_numbers(runs, stem), default=0)
         while True:
             try:

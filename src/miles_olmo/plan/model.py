@@ -124,6 +124,11 @@ class RunPlan(_Frozen):
     def manifest(self) -> Manifest:
         return self.content.manifest
 
+    @property
+    def run_stem(self) -> str:
+        """Beginning of the ids of this plan's runs: name and short digest."""
+        return f"{self.manifest.name}-{self.digest[:8]}"
+
     def input_path(self, key: str, run_directory: Path) -> Path:
         """Absolute path of an input, for the run in `run_directory`."""
         entry = next(item for item in self.content.inputs if item.key == key)

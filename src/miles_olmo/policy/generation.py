@@ -249,6 +249,14 @@ class CoreEngineModel:
         numbers = [sequence.uniforms[sequence.num_sampled] for sequence in sequences]
         uniforms_N = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         logprobs_NV = tempered_logprobs(logits_NV, temperatures_N)
+        if not bool(torch.isfinite(logits_NV).all()):
+            raise EngineError(
+                "E273",
+                "the policy's logits are NaN or infinite",
+                why="the published weights have diverged; there is no distribution to sample from",
+                fix="resume from the last good checkpoint with a lower "
+                "train.optimizer.learning_rate",
+            )
         tokens_N = draw_tokens(logprobs_NV, uniforms_N, temperatures_N == 0)
         picked_N = logprobs_NV.gather(1, tokens_N[:, None])[:, 0]
         for sequence, token, logprob in zip(

@@ -45,10 +45,9 @@ def read_samples(path: Path) -> list[Sample]:
     """
     names = [field.name for field in fields(Sample)]
     samples = []
-    text = path.read_bytes().decode("utf-8", "surrogatepass")
-    for number, line in enumerate(text.split("\n")[:-1], 1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode("utf-8", "surrogatepass"))
             samples.append(Sample(**{name: row[name] for name in names}))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(

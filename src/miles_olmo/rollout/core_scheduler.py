@@ -141,6 +141,9 @@ class Scheduler:
         except _Stop:
             return
         except BaseException as error:
+            if isinstance(error, MilesError):  # says all there is to say
+                self._post(self._fail, str(error))
+                return
             traceback.print_exc()  # the engine's log keeps the whole story
             self._post(self._fail, f"{type(error).__name__}: {error}")
 

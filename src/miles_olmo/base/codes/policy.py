@@ -31,6 +31,14 @@ ENTRIES: tuple[Code, ...] = (
         exit_code=EXIT_RUN,
     ),
     Code(
+        code="E273",
+        title="the policy has diverged",
+        cause="The published weights are finite, but the logits they give are NaN or infinite.",
+        example="train.optimizer.learning_rate = 1e30",
+        fix="Resume from the last good checkpoint with a lower learning rate or max_grad_norm.",
+        exit_code=EXIT_RUN,
+    ),
+    Code(
         code="E330",
         title="recorded route is out of range",
         cause="A recorded route names an expert that the policy does not have, or has another "
