@@ -15,67 +15,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.core_completions import EngineLimits
 from miles_olmo.rollout.core_scheduler import Scheduler
+from miles_olmo.rollout.weight_update import WeightUpdate
 from miles_olmo.wire.generation import EngineModel, SampledSequence, SamplingRequest
 
 PAUSE_MODES = ("abort", "wait", "keep")
-
-
-@dataclass
-class WeightUpdate:
-    """What an open update has announced so far."""
-
-    expected: frozenset[str]
-    """Names of all tensors of the policy."""
-    version: int | None = None
-    names: list[str] = field(default_factory=list)
-    paths: list[str] = field(default_factory=list)
-    checksums: dict[str, str] = field(default_factory=dict)
-
-    def add(self, info: Any) -> None:
-        """Take one `update_info`.
-
-        Raises:
-            EngineError: E209, it is malformed, or names a tensor twice or one the policy lacks.
-        """
-        names, paths, checksums, version = _update_fields(info)
-        repeated = sorted(n for n, count in Counter(self.names + names).items() if count > 1)
-        unknown = sorted(set(names) - self.expected)
-        if repeated or unknown:
-            raise _update_refused(
-                f"{len(repeated)} tensors named twice ({_first(repeated)}), "
-                f"{len(unknown)} unknown ({_first(unknown)})",
-                repeated=repeated,
-                unknown=unknown,
-            )
-        if self.version not in (None, version):
-            raise _update_refused(f"parts of versions {self.version} and {version} in one update")
-        self.version = version
-        self.names += names
-        self.paths += [path for path in paths if path not in self.paths]
-        self.checksums.update(checksums)
-
-    def check_complete(self) -> int:
-        """The announced version.
-
-        Raises:
-            EngineError: E209, a tensor of the policy was not named.
-        """
-        missing = sorted(self.expected.difference(self.names))
-        if missing or self.version is None:
-            raise _update_refused(
-                f"{len(missing)} of {len(self.expected)} tensors were not named ({_first(missing)})",
-                missing=missing,
-            )
-        return self.version
 
 
 class CoreEngine:
@@ -254,39 +203,3 @@ class CoreEngine:
 
 def _nothing() -> None:
     pass
-
-
-def _update_fields(info: Any) -> tuple[list[str], list[str], dict[str, str], int]:
-    if not isinstance(info, dict):
-        raise _update_refused("update_info is not an object")
-    for key in ("names", "dtype_names", "shapes", "paths"):
-        if not isinstance(info.get(key), list):
-            raise _update_refused(f"update_info.{key} is not a list")
-    names, paths = info["names"], info["paths"]
-    checksums, version = info.get("checksums"), info.get("weight_version")
-    if not len(names) == len(info["dtype_names"]) == len(info["shapes"]):
-        raise _update_refused("update_info.names, dtype_names and shapes differ in length")
-    if not all(isinstance(text, str) for text in [*names, *paths]):
-        raise _update_refused("update_info.names and paths are not all strings")
-    if not isinstance(checksums, dict) or set(checksums) != set(names):
-        raise _update_refused("update_info.checksums does not name the same tensors as names")
-    if type(version) is not int or version < 0:
-        raise _update_refused(f"update_info.weight_version = {version!r} is not a version")
-    absent = [path for path in paths if not (Path(path).is_absolute() and Path(path).is_file())]
-    if absent:
-        raise _update_refused(f"{absent[0]} is not a file here")
-    return names, paths, checksums, version
-
-
-def _update_refused(what: str, **details: Any) -> EngineError:
-    return EngineError(
-        "E209",
-        f"weight update refused: {what}",
-        why="a version must name every tensor of the policy exactly once",
-        fix="publish the version again; the engine still serves the one before",
-        **details,
-    )
-
-
-def _first(names: list[str]) -> str:
-    return ", ".join(names[:3]) + ("..." if len(names) > 3 else "") or "none"

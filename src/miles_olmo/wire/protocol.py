@@ -27,6 +27,7 @@ FINISH_WEIGHT_UPDATE = "/finish_weight_update"
 RESET_PREFIX_CACHE = "/reset_prefix_cache"
 WEIGHT_VERSION = "/weight_version"
 WEIGHT_CHECKSUMS = "/weight_checksums"
+ENGINE = "/engine"
 
 TOKEN_VARIABLE = "MILES_RUN_TOKEN_FILE"
 """Environment variable that names the 0600 file holding the run's token."""

@@ -10,11 +10,15 @@ Layout of a publication directory:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 MANIFEST_NAME = "publication.json"
+
+EXPECTED_NAME = "policy_tensors.json"
+"""In a directory that an engine serves from: the tensors that every publication must hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +75,27 @@ class Publication:
             for tensor in content["tensors"]
         )
         return cls(content["version"], str(directory.resolve()), tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedTensor:
+    """What a tensor of the policy must look like, whatever its values."""
+
+    dtype: str
+    """safetensors' name of the dtype."""
+    shape: tuple[int, ...]
+
+
+def write_expected(path: Path, expected: Mapping[str, ExpectedTensor]) -> None:
+    """Write the tensors that an engine must be sent, by Hugging Face name."""
+    content = {name: asdict(tensor) for name, tensor in expected.items()}
+    path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n")
+
+
+def read_expected(path: Path) -> dict[str, ExpectedTensor]:
+    """Inverse of `write_expected`."""
+    content = json.loads(path.read_text())
+    return {
+        name: ExpectedTensor(tensor["dtype"], tuple(tensor["shape"]))
+        for name, tensor in content.items()
+    }
