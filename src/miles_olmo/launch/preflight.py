@@ -8,7 +8,13 @@ from pathlib import Path
 
 from miles_olmo.base.errors import LaunchError
 from miles_olmo.launch.commands import engine_port
-from miles_olmo.launch.environment import missing_distributions, pip_line
+from miles_olmo.launch.environment import (
+    installed_vllm,
+    is_supported_vllm,
+    missing_distributions,
+    pip_line,
+    plugin_is_visible,
+)
 from miles_olmo.plan.model import RunPlan
 
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
@@ -41,8 +47,6 @@ def _check_extras(plan: RunPlan) -> None:
     ours = [job for job in plan.content.jobs if job.module.startswith("miles_olmo.")]
     roles = {job.role for job in ours}
     extras = ["train"] if roles & {"trainer", "engine"} else []
-    if "engine" in roles and plan.manifest.engines.kind == "vllm":
-        extras.append("serve")
     for extra in extras:
         missing = missing_distributions(extra)
         if missing:
@@ -54,6 +58,31 @@ def _check_extras(plan: RunPlan) -> None:
                 extra=extra,
                 missing=missing,
             )
+    if "engine" in roles and plan.manifest.engines.kind == "vllm":
+        _check_vllm()
+
+
+def _check_vllm() -> None:
+    """vLLM is there, in a version that was tested, and will find this project's plug-in."""
+    name, version = installed_vllm()
+    if version is None:
+        found = "vLLM is not installed"
+    elif not is_supported_vllm(version):
+        found = f"{name} {version} is installed"
+    elif not plugin_is_visible():
+        found = (
+            "vLLM would not find miles-olmo's plug-in: miles-olmo is not installed, only importable"
+        )
+    else:
+        return
+    raise LaunchError(
+        "E503",
+        found,
+        why='engines.kind = "vllm" needs vLLM 0.26 to 0.30 beside an installed miles-olmo',
+        fix=f"with a GPU run: {pip_line('serve')}; on a CPU follow the two steps of docs/install.md",
+        extra="serve",
+        missing=["vllm"],
+    )
 
 
 def _check_ports(plan: RunPlan) -> None:

@@ -87,12 +87,12 @@ def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
     """The processes of a run: data preparation if the run makes its data, engines, trainer."""
     threads = m.launch.threads
 
-    def job(name: str, role: str, *, restartable: bool = False) -> JobSpec:
+    def job(name: str, role: str, *, module: str = "", restartable: bool = False) -> JobSpec:
         return JobSpec.model_validate(
             {
                 "name": name,
                 "role": role,
-                "module": f"miles_olmo.jobs.{role}",
+                "module": f"miles_olmo.jobs.{module or role}",
                 "processes": 1,
                 "device": "cpu",
                 "threads": threads,
@@ -101,7 +101,11 @@ def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
         )
 
     prepare = [job("prepare", "prepare")] if m.data.prepare is not None else []
-    engines = [job(f"engine-{i}", "engine", restartable=True) for i in range(m.engines.count)]
+    module = "vllm_engine" if m.engines.kind == "vllm" else "engine"
+    engines = [
+        job(f"engine-{i}", "engine", module=module, restartable=True)
+        for i in range(m.engines.count)
+    ]
     return (*prepare, *engines, job("trainer", "trainer"))
 
 

@@ -124,6 +124,19 @@ def export_policy(
 def _write_files(
     directory: Path, module: nn.Module, model: Model, tokenizer: ExportTokenizer
 ) -> None:
+    write_description(directory, module, model, tokenizer)
+    write_model_code(directory)
+    _write_weights(directory, dict(publication_tensors(module)))
+
+
+def write_description(
+    directory: Path, module: nn.Module, model: Model, tokenizer: ExportTokenizer
+) -> None:
+    """Write configuration and tokenizer: all that a program must know before it has weights.
+
+    Raises:
+        CheckpointError: E431, the policy has no Hugging Face form; E433, the tokenizer does not fit.
+    """
     shape = model.shape
     config = _hugging_face_config(module)
     ids = write_tokenizer(
@@ -133,8 +146,6 @@ def _write_files(
         max_length=shape.max_position_embeddings,
     )
     _write_config(directory, config, model, ids)
-    write_model_code(directory)
-    _write_weights(directory, dict(publication_tensors(module)))
 
 
 def _hugging_face_config(module: nn.Module) -> Any:

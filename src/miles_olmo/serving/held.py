@@ -67,7 +67,7 @@ class HeldWeights:
     def _linear(self, module: Any, attribute: str) -> torch.Tensor:
         held = getattr(module, attribute)
         if held.numel() or attribute != "weight":
-            return held
+            return held[: getattr(module, "org_vocab_size", None)]  # vLLM pads vocabularies
         width = int(module.input_size)
         dtype = getattr(module, "params_dtype", torch.float32)
         identity = torch.eye(width, dtype=dtype, device=held.device)

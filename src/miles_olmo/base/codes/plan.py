@@ -76,10 +76,10 @@ _CHECKS: tuple[Code, ...] = (
     ),
     Code(
         code="E109",
-        title="vLLM engines",
-        cause="This version has no vLLM plug-in for the policy's architecture yet.",
-        example='[engines]\nkind = "vllm"',
-        fix='Set kind = "core".',
+        title="vLLM has no kernel for this shape",
+        cause="On a CPU, vLLM computes attention and experts for some widths only.",
+        example='[engines]\nkind = "vllm"\n[model.shape]\nhead_dim = 16',
+        fix='Choose the width that the message names, or set kind = "core" in [engines].',
         exit_code=EXIT_MANIFEST,
     ),
     Code(

@@ -105,14 +105,46 @@ def engines(m: Manifest) -> Iterator[Finding]:
             "publication and health checks need trainer and engines in memory at the same time",
             "set colocate = 'none'",
         )
-    if engines.kind == "vllm":
+
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""head_dim that vLLM's attention has a CPU kernel for (vLLM 0.30)."""
+CPU_EXPERT_ALIGNMENT = 32
+"""vLLM's expert kernel works on a CPU in steps of this many columns."""
+
+
+def vllm_kernels(m: Manifest) -> Iterator[Finding]:
+    """What vLLM on a CPU can compute; engines run on the CPU as long as plans know no other device."""
+    if m.engines.kind != "vllm":
+        return
+    shape = m.model.shape
+    if shape.head_dim not in CPU_HEAD_SIZES:
         yield Finding(
             "E109",
-            ("engines.kind",),
-            "kind = 'vllm' in [engines]",
-            "this version has no vLLM plug-in for the policy's architecture",
-            "set kind = 'core'",
+            ("engines.kind", "model.shape.head_dim"),
+            f"head_dim = {shape.head_dim} with kind = 'vllm'",
+            f"vLLM's attention runs on a CPU with head_dim {', '.join(map(str, CPU_HEAD_SIZES))}",
+            "choose one of these, or set kind = 'core' in [engines]",
         )
+    for name in ("hidden_size", "expert_hidden_size"):
+        width = getattr(shape, name)
+        if width % CPU_EXPERT_ALIGNMENT:
+            up = -(-width // CPU_EXPERT_ALIGNMENT) * CPU_EXPERT_ALIGNMENT
+            yield Finding(
+                "E109",
+                ("engines.kind", f"model.shape.{name}"),
+                f"{name} = {width} with kind = 'vllm'",
+                f"vLLM's expert kernel needs multiples of {CPU_EXPERT_ALIGNMENT} on a CPU",
+                f"set {name} = {up}, or kind = 'core' in [engines]",
+            )
 
 
-LAYOUT_CHECKS: tuple[Check, ...] = (widths, heads, experts, trainer_parallelism, packs, engines)
+LAYOUT_CHECKS: tuple[Check, ...] = (
+    widths,
+    heads,
+    experts,
+    trainer_parallelism,
+    packs,
+    engines,
+    vllm_kernels,
+)

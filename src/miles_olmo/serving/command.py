@@ -1,0 +1,84 @@
+"""The command line and environment of a vLLM server, from the manifest's settings. Pure functions."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.serving.gate import DIRECTORY_VARIABLE
+from miles_olmo.serving.plugin import FILES_BACKEND
+
+SERVED_NAME = "policy"
+"""Model name of requests."""
+
+PLUGIN = "miles-olmo"
+"""Our entry point in `vllm.general_plugins`; others stay out of an engine."""
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How one server is started."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    """Added to the job's own."""
+
+
+def server_command(
+    manifest: Manifest, served: Path, *, host: str, port: int, device: str = "cpu"
+) -> ServerCommand:
+    """The command that serves the policy of a manifest from the directory `served`.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+    model, engines = manifest.model, manifest.engines
+    argv = [
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(served), "--served-model-name", SERVED_NAME),
+        *("--host", host, "--port", str(port)),
+        *("--load-format", "dummy"),  # weights come by publication
+        *("--dtype", model.dtype, "--seed", str(manifest.seed)),
+        *("--tensor-parallel-size", "1", "--max-num-seqs", str(engines.max_batch_size)),
+        *("--max-model-len", str(model.shape.max_position_embeddings)),
+        *("--logprobs-mode", "processed_logprobs"),  # of the distribution that was sampled
+        *("--generation-config", "vllm"),  # no sampling defaults from the directory
+        *("--weight-transfer-config", json.dumps({"backend": FILES_BACKEND})),
+        *("--worker-extension-cls", "miles_olmo.serving.worker.WorkerExtension"),
+        # The last one is the outermost: nothing is looked at before the token.
+        *("--middleware", "miles_olmo.serving.gate.VersionGate"),
+        *("--middleware", "miles_olmo.rollout.auth.BearerAuth"),
+        "--disable-log-stats",
+    ]
+    if manifest.train.replay.enabled:
+        argv.append("--enable-return-routed-experts")
+    environment = {
+        "VLLM_SERVER_DEV_MODE": "1",  # the control endpoints; BearerAuth stands before them
+        "VLLM_PLUGINS": PLUGIN,
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+        DIRECTORY_VARIABLE: str(served),
+    }
+    if device == "cpu":
+        argv.append("--enforce-eager")
+        environment["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib(manifest))
+        environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # launch.threads decides, not vLLM
+    return ServerCommand(tuple(argv), environment)
+
+
+def kv_cache_gib(manifest: Manifest) -> int:
+    """Whole GiB that hold keys and values of max_batch_size sequences of the longest length.
+
+    vLLM hands memory out in blocks of 128 tokens on a CPU; a block too many per sequence is counted.
+    """
+    shape = manifest.model.shape
+    tokens = manifest.rollout.max_prompt_tokens + manifest.rollout.max_response_tokens
+    tokens = (math.ceil(tokens / 128) + 1) * 128
+    width = 2 * shape.num_layers * shape.num_key_value_heads * shape.head_dim
+    item = 4 if manifest.model.dtype == "float32" else 2
+    num_bytes = manifest.engines.max_batch_size * tokens * width * item
+    return max(1, math.ceil(num_bytes / 2**30))
