@@ -35,6 +35,31 @@ if TYPE_CHECKING:
         read_status,
         submit,
     )
+    from miles_olmo.api.verifying import verify
+
+_MODULES = {
+    "planning": (
+        "check_plan",
+        "load_manifest",
+        "make_plan",
+        "prepare",
+        "read_plan",
+        "validate",
+        "write_plan",
+    ),
+    "running": (
+        "cancel",
+        "find_run",
+        "list_runs",
+        "load_plan",
+        "log_files",
+        "read_samples",
+        "read_status",
+        "submit",
+    ),
+    "verifying": ("verify",),
+}
+"""Module -> the names it offers."""
 
 __all__ = [
     "cancel",
@@ -51,19 +76,16 @@ __all__ = [
     "read_status",
     "submit",
     "validate",
+    "verify",
     "write_plan",
 ]
 
-_PLANNING = frozenset(
-    ("check_plan", "load_manifest", "make_plan", "prepare", "read_plan", "validate", "write_plan")
-)
-
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "planning" if name in _PLANNING else "running"
-    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -90,5 +90,9 @@ class CheckpointError(MilesError):
     """A checkpoint is incomplete, incompatible, or could not be written."""
 
 
+class VerificationError(MilesError):
+    """A checked engine or checkpoint is not what it should be (E37x)."""
+
+
 class LaunchError(MilesError):
     """A job could not be started or supervised."""

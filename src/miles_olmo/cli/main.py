@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "samples": ("samples", "Show prompts, completions and rewards of a run."),
     "logs": ("logs", "Show the logs of a run's processes."),
     "cancel": ("cancel", "Stop a run."),
+    "verify": ("verify", "Compare engine and trainer on a checkpoint."),
     "doctor": ("doctor", "Say what is installed and what works here."),
 }
 

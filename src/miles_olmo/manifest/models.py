@@ -351,6 +351,23 @@ class Evaluation(Section):
     """Rows of data.evaluation used, from its start."""
 
 
+class Verify(Section):
+    """What `miles verify` lets pass; bounds that are absent depend on model.dtype."""
+
+    num_prompts: PositiveInt = 16
+    """Prompts that are sampled (samples_per_prompt answers each) and replayed."""
+    max_mean_difference: NaturalFloat | None = None
+    """Mean |trainer - engine| logprob of a token, nats; absent: 1e-5 (float32), 0.05 (bfloat16)."""
+    max_p99_difference: NaturalFloat | None = None
+    """Its 99th percentile; absent: 1e-4 (float32), 0.5 (bfloat16)."""
+    max_difference: NaturalFloat | None = None
+    """Its largest value; absent: 1e-4 (float32), 5 (bfloat16)."""
+    max_kl: NaturalFloat | None = None
+    """Mean k3 estimate of KL(engine || trainer), nats; absent: 1e-8 (float32), 0.02 (bfloat16)."""
+    max_native_mismatch: Fraction | None = None
+    """Share of positions of the worst layer with other native experts; absent: 0.001, 0.25."""
+
+
 class Launch(Section):
     """Where the jobs run."""
 
@@ -386,4 +403,5 @@ class Manifest(Section):
     publish: Publish = Publish()
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation | None = None
+    verify: Verify = Verify()
     launch: Launch = Launch()

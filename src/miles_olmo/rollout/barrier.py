@@ -101,8 +101,8 @@ class Barrier:
         self._upkeep.mark_down(member, error)
         return self._upkeep.settings.max_restarts > 0
 
-    async def audit(self, publication: Publication) -> None:
-        """See `FleetClient.audit`."""
+    async def differences(self, publication: Publication) -> dict[str, dict[str, list[str]]]:
+        """See `FleetClient.differences`."""
         members = self._fleet.in_state("ready")
         if not members:
             raise self._upkeep.no_engine(f"version {publication.version} cannot be audited")
@@ -113,7 +113,11 @@ class Barrier:
                 for member in members
             )
         )
-        wrong = {m.entry.name: kinds for m, kinds in zip(members, found, strict=True) if kinds}
+        return {m.entry.name: kinds for m, kinds in zip(members, found, strict=True) if kinds}
+
+    async def audit(self, publication: Publication) -> None:
+        """See `FleetClient.audit`."""
+        wrong = await self.differences(publication)
         if wrong:
             lines = [
                 f"{engine} {kind}: {', '.join(names)}"

@@ -212,3 +212,11 @@ class FleetClient:
             EngineError: E251, listing missing, extra and different tensors per engine.
         """
         await self._barrier.audit(publication)
+
+    async def differences(self, publication: Publication) -> dict[str, dict[str, list[str]]]:
+        """Per usable engine the tensors it holds otherwise: "missing", "extra" or "different".
+
+        Raises:
+            EngineError: E224, no engine is usable.
+        """
+        return await self._barrier.differences(publication)

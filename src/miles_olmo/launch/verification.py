@@ -1,0 +1,178 @@
+"""`miles verify`: one engine and one job that compares it with the trainer, on a checkpoint of a run.
+
+    <run>/verify/verify-1/         a run directory of its own: plan, receipts, logs
+      verify.json                  which checkpoint
+      verification.json            what was measured
+
+The plan is the run's own with one engine and the verify job in the trainer's place; the run itself,
+alive or not, is not touched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from miles_olmo.base.errors import VerificationError
+from miles_olmo.base.files import write_json
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.launch.attempts import read_exit_code
+from miles_olmo.launch.control import ControlFile, acquire_run
+from miles_olmo.launch.preflight import check_machine
+from miles_olmo.launch.run_id import create_run_directory
+from miles_olmo.launch.supervisor import Supervisor
+from miles_olmo.plan.build import plan_jobs
+from miles_olmo.plan.hashing import code_version
+from miles_olmo.plan.model import RunPlan, content_digest
+from miles_olmo.plan.read import check_plan, read_plan, write_plan
+from miles_olmo.records.status import read_status
+
+VERIFICATION = "verification.json"
+REQUEST = "verify.json"
+SCHEMA = "miles-olmo/verification/v1"
+
+
+@dataclass(frozen=True)
+class VerificationResult:
+    """How a verification ended."""
+
+    run_id: str
+    step: int
+    directory: str
+    exit_code: int
+    """0 passed, 7 a threshold is not met, others as for a run."""
+    error: dict[str, Any] | None
+    report: dict[str, Any] | None
+    """Content of verification.json; None when nothing could be measured."""
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run_id,
+            "step": self.step,
+            "directory": self.directory,
+            "exit_code": self.exit_code,
+            "error": self.error,
+            "report": self.report,
+        }
+
+
+def verify_checkpoint_of(
+    run: RunDirectory, step: int | None, *, engine: Literal["core", "vllm"] | None = None
+) -> VerificationResult:
+    """Verify a checkpoint of a run against an engine, and wait for the result.
+
+    Args:
+        step: The newest checkpoint when None.
+        engine: Kind of engine; the plan's own when None.
+
+    Raises:
+        VerificationError: E371, there is no such checkpoint.
+        LaunchError: E50x, this machine cannot run it.
+        PlanError: E142, an input is not what the plan hashed.
+    """
+    chosen = _checkpoint_step(run, step)
+    plan = verification_plan(read_plan(run.plan), engine)
+    check_plan(plan)
+    check_machine(plan, run.root)
+    place = create_run_directory(run.root / "verify", plan, _free_name(run))
+    lock = None
+    try:
+        lock = acquire_run(place)
+        ControlFile(place, attempt=1)
+        write_plan(plan, place.plan)
+        write_json(
+            place.root / REQUEST, {"checkpoint": str(run.checkpoint(chosen)), "step": chosen}
+        )
+        _share_prepared_inputs(run, place)
+        exit_code = Supervisor(plan, place, 1, lock).supervise()
+    except BaseException:
+        if not place.receipts.is_dir():
+            shutil.rmtree(place.root, ignore_errors=True)  # nothing was started
+        raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+    recorded = read_exit_code(place, 1)
+    report = place.root / VERIFICATION
+    return VerificationResult(
+        run_id=run.run_id,
+        step=chosen,
+        directory=str(place.root),
+        exit_code=exit_code if recorded is None else recorded,
+        error=read_status(place.root).error,
+        report=json.loads(report.read_bytes()) if report.is_file() else None,
+    )
+
+
+def verification_plan(plan: RunPlan, engine: Literal["core", "vllm"] | None) -> RunPlan:
+    """The run's plan with one engine, one process, and the verify job as its trainer."""
+    manifest = plan.manifest
+    engines = manifest.engines.model_copy(
+        update={
+            "count": 1,
+            "max_restarts": 0,
+            "base_port": 0,
+            "kind": engine or manifest.engines.kind,
+        }
+    )
+    parallel = manifest.train.parallel.model_copy(update={"data": 1, "expert": 1})
+    train = manifest.train.model_copy(update={"parallel": parallel})
+    manifest = manifest.model_copy(update={"engines": engines, "train": train})
+    jobs = tuple(
+        job.model_copy(update={"module": "miles_olmo.jobs.verify"})
+        if job.role == "trainer"
+        else job
+        for job in plan_jobs(manifest)
+        if job.role != "prepare"
+    )
+    content = plan.content.model_copy(
+        update={"manifest": manifest, "jobs": jobs, "code": code_version()}
+    )
+    return RunPlan(digest=content_digest(content), content=content, local=plan.local)
+
+
+def _checkpoint_step(run: RunDirectory, step: int | None) -> int:
+    steps = run.checkpoint_steps()
+    if not steps or (step is not None and step not in steps):
+        shown = (
+            f"it has checkpoints of steps {', '.join(map(str, steps))}" if steps else "it has none"
+        )
+        raise VerificationError(
+            "E371",
+            f"the run {run.run_id} has no checkpoint" + (f" of step {step}" if step else ""),
+            why=shown,
+            fix="name one of those with --step" if steps else "wait for the first checkpoint",
+            steps=steps,
+        )
+    return steps[-1] if step is None else step
+
+
+def _free_name(run: RunDirectory) -> str:
+    taken = {path.name for path in (run.root / "verify").glob("verify-*")}
+    return next(f"verify-{n}" for n in range(1, len(taken) + 2) if f"verify-{n}" not in taken)
+
+
+def _share_prepared_inputs(run: RunDirectory, place: RunDirectory) -> None:
+    """Produced inputs and the receipt with their hashes: the jobs check them as in the run."""
+    if (run.root / "data").is_dir():
+        (place.root / "data").symlink_to(run.root / "data", target_is_directory=True)
+    prepared = run.receipt_log("prepare")
+    if prepared.is_file():
+        place.receipts.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(prepared, place.receipt_log("prepare"))
+
+
+def checkpoint_target(path: Path) -> tuple[RunDirectory, int] | None:
+    """The run and step of a checkpoint directory inside a run; None when it is none."""
+    path = path.resolve()
+    run = RunDirectory(path.parent.parent)
+    if run.plan.is_file() and path.parent == run.checkpoints and path.is_dir():
+        for step in run.checkpoint_steps():
+            if run.checkpoint(step) == path:
+                return run, step
+    return None
