@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from miles_olmo.base.errors import LaunchError
 
-EXTRAS = ("train", "serve", "beaker", "rewards")
+EXTRAS = ("train", "serve", "report", "tensorboard", "wandb", "beaker", "rewards")
 """Optional parts of miles-olmo that a user installs by name."""
 
 # Distribution name -> import name, where the two differ.

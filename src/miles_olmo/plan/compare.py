@@ -45,6 +45,7 @@ DECIDES: Mapping[str, Decides] = MappingProxyType(
         "publish.every_steps": "sampling",
         "checkpoint": "nothing",
         "evaluation": "nothing",
+        "logging": "nothing",
         "launch": "nothing",
     }
 )
