@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         validate,
         write_plan,
     )
+    from miles_olmo.api.reporting import read_series, report
     from miles_olmo.api.running import (
         cancel,
         find_run,
@@ -48,7 +49,9 @@ __all__ = [
     "prepare",
     "read_plan",
     "read_samples",
+    "read_series",
     "read_status",
+    "report",
     "submit",
     "validate",
     "write_plan",
@@ -57,12 +60,14 @@ __all__ = [
 _PLANNING = frozenset(
     ("check_plan", "load_manifest", "make_plan", "prepare", "read_plan", "validate", "write_plan")
 )
+_REPORTING = frozenset(("read_series", "report"))
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "planning" if name in _PLANNING else "running"
+    reports = name in _REPORTING
+    module = "planning" if name in _PLANNING else "reporting" if reports else "running"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 

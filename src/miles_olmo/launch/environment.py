@@ -58,7 +58,7 @@ def installed_version(distribution: str) -> str | None:
 
 def missing_distributions(extra: str) -> list[str]:
     """Distributions of an extra whose module cannot be found. Nothing is imported."""
-    return [name for name in requirements(extra) if not _can_be_found(import_name(name))]
+    return [name for name in requirements(extra) if not is_importable(import_name(name))]
 
 
 def import_name(distribution: str) -> str:
@@ -66,7 +66,8 @@ def import_name(distribution: str) -> str:
     return _IMPORT_NAMES.get(distribution, distribution.replace("-", "_"))
 
 
-def _can_be_found(module: str) -> bool:
+def is_importable(module: str) -> bool:
+    """Whether a module can be found. Nothing is imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -68,4 +68,5 @@ def printable(text: str) -> str:
 
 def sample_steps(directory: Path) -> list[int]:
     """Steps that have a samples file below `<run>/samples`, ascending."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in directory.glob("step-*.jsonl"))
+    names = (path.stem.removeprefix("step-") for path in directory.glob("step-*.jsonl"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
