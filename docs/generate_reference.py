@@ -1,4 +1,4 @@
-"""Write docs/reference from the code: the manifest's keys, the error codes, the command line.
+"""Write docs/reference from the code: manifest keys, error codes, commands, metrics.
 
     python docs/generate_reference.py            write the pages
     python docs/generate_reference.py --check    exit 1 if a page is not what the code says
@@ -20,6 +20,7 @@ from miles_olmo.base.codes import CODES
 from miles_olmo.base.codes import __doc__ as codes_text
 from miles_olmo.cli.main import COMMANDS, cli
 from miles_olmo.manifest.describe import SectionDoc, describe_manifest
+from miles_olmo.records.catalogue import GROUPS
 from miles_olmo.tasks import rows
 from miles_olmo.tasks.verifiers import VERIFIERS
 
@@ -80,10 +81,37 @@ def cli_page(names: Iterable[str] = tuple(COMMANDS)) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def metrics_page() -> str:
+    """Every metric that a run records."""
+    parts = [
+        "# Metrics",
+        _NOTE,
+        "A run writes one line per step into `metrics.jsonl` and, per trained step, the load of every "
+        "expert into `expert_load.jsonl`. A metric is in every row of its phases unless a condition is "
+        'named. "Since the start" counts from the start of the trainer\'s process: a resumed run '
+        "counts anew, and `miles report` adds the attempts up.",
+    ]
+    for title, metrics in GROUPS.items():
+        lines = ["| Metric | Unit | Meaning | In rows of | When |", "|---|---|---|---|---|"]
+        for metric in metrics:
+            since = " Since the start." if metric.counts == "process" else ""
+            cells = (
+                f"`{metric.name}`",
+                metric.unit,
+                metric.meaning + since,
+                ", ".join(metric.phases),
+                metric.when,
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        parts += [f"## {title}", "\n".join(lines)]
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "manifest.md": manifest_page,
     "errors.md": errors_page,
     "cli.md": cli_page,
+    "metrics.md": metrics_page,
 }
 
 

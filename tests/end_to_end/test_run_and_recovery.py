@@ -12,6 +12,7 @@ import pytest
 
 from conftest import CANARY, Launch, Launcher, small_manifest
 from miles_olmo.base.processes import group_members
+from miles_olmo.records.catalogue import CATALOGUE
 from miles_olmo.records.metrics import read_metrics
 from miles_olmo.records.receipts import merge_receipts
 from miles_olmo.records.samples import read_samples, sample_steps
@@ -67,6 +68,25 @@ def test_a_run_leaves_checkpoint_export_metrics_samples_and_an_intact_receipt_ch
         "run-finished",
     ):
         assert kind in kinds
+
+
+def test_a_runs_metrics_are_those_of_the_catalogue_in_the_phases_and_rows_that_it_names(
+    whole: Launch,
+):
+    rows = read_metrics(whole.run.metrics).rows
+    for row in rows:
+        for name in row.values:
+            assert row.phase in CATALOGUE[name].phases, name
+    for metric in CATALOGUE.values():
+        for phase in metric.phases:
+            of_phase = [row for row in rows if row.phase == phase]
+            if metric.name.startswith("train/") and phase == "train":
+                of_phase = [row for row in of_phase if "train/num_groups" in row.values]
+            has = [metric.name in row.values for row in of_phase[1 if phase == "warmup" else 0 :]]
+            if "is on" in metric.when and not metric.name.startswith("router/"):
+                assert not any(has), f"{metric.name} is recorded although {metric.when} is not so"
+            else:
+                assert any(has) if metric.when else all(has), f"{metric.name} in {phase}"
 
 
 def test_the_policy_changes_and_is_evaluated(whole: Launch):

@@ -98,7 +98,8 @@ def groups() -> list[ScoredGroup]:
 
 
 def _trajectory(sample_id, prompt, answer) -> Trajectory:
-    rows = np.concatenate([answer.routes.astype(np.int16), np.full((1, 2, 2), -1, np.int16)])
+    last = np.full((1, *answer.routes.shape[1:]), -1, np.int16)
+    rows = np.concatenate([answer.routes.astype(np.int16), last])
     count, response = len(prompt), len(answer.token_ids)
     return Trajectory(
         sample_id,

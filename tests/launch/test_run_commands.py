@@ -43,6 +43,8 @@ def test_launch_of_a_plan_file_then_status_samples_and_logs(launcher, miles):
     code, output, errors = miles("launch", path, "--name", "first")
     assert code == 0, errors
     assert "first finished" in output and "train 3/3" in errors
+    code, _, errors = miles("samples", "first", "--best", "--worst")
+    assert code == 2 and errors.startswith("E612")
     code, output, _ = miles("status")
     assert code == 0 and re.search(r"first\s+finished .* train 3/3\s+0.300\s+0.500", output)
     code, output, _ = miles("status", "fir")

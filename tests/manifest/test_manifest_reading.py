@@ -170,6 +170,20 @@ def test_an_override_that_is_no_assignment_is_a_usage_error(quickstart, override
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["train.steps=20", "train.steps=30"],
+        ["train.optimizer.betas=[0.9, 0.9]", "train.optimizer.betas=[0.8, 0.9]"],
+        ["train.optimizer={learning_rate=1e-3}", "train.optimizer.learning_rate=1e-4"],
+    ],
+)
+def test_a_key_that_is_set_twice_is_a_usage_error(quickstart, overrides):
+    with pytest.raises(UsageError, match="E612"):
+        read_manifest(quickstart, overrides=overrides)
+    assert read_manifest(quickstart, overrides=[overrides[0], "name='other'"])[0].name == "other"
+
+
 def test_what_is_readable_is_returned_beside_the_problems(edited):
     reading = read_leniently(edited(("count = 2", "count = 0"), ("low = 0.2", "lwo = 0.2")))
     assert reading.manifest is not None

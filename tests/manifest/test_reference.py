@@ -57,7 +57,7 @@ def test_documented_defaults_are_the_defaults(quickstart):
             assert value == default, path
 
 
-@pytest.mark.parametrize("page", ["manifest.md", "errors.md", "cli.md"])
+@pytest.mark.parametrize("page", ["manifest.md", "errors.md", "cli.md", "metrics.md"])
 def test_the_pages_in_the_repository_are_current(generator, page):
     assert (DOCS / "reference" / page).read_text() == generator.PAGES[page]()
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 
 import pytest
 
 from miles_olmo.base.processes import ProcessIdentity
 from miles_olmo.base.rundir import RunDirectory
-from miles_olmo.launch.summary import curve, duration, figures, progress_text, sparkline
+from miles_olmo.launch.summary import (
+    curve,
+    duration,
+    figures,
+    outcome_text,
+    progress_text,
+    sparkline,
+)
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.receipts import ReceiptLog
 from miles_olmo.records.status import list_runs, read_status
@@ -131,6 +139,76 @@ def test_a_run_directory_that_holds_nothing_readable_is_still_shown(run):
     (run.root / "engines").mkdir()
     (run.root / "engines" / "engine-0.json").write_text("{")
     assert read_status(run.root).engines == ()
+
+
+def test_records_that_were_written_once_and_are_gone_are_damage(run):
+    receive(run, ("attempt-started", {}), ("run-finished", {}))
+    assert read_status(run.root).problems == ()  # the trainer never got to write anything
+    receive(run, ("prompts-read", {}), writer="trainer")
+    run.checkpoint(3).mkdir(parents=True)
+    (problem,) = read_status(run.root).problems
+    assert "metrics.jsonl: it is missing" in problem
+    with MetricsLog(run.metrics) as metrics:
+        metrics.append("train", 1, 1, {"rollout/reward": 0.5})
+    assert read_status(run.root).problems == ()
+    for writer in ("launcher", "trainer"):
+        run.receipt_log(writer).rename(run.root / "moved")
+        status = read_status(run.root)
+        assert [f"{writer}.jsonl: it is missing" in p for p in status.problems] == [True]
+        assert outcome_text(status).endswith("records damaged")
+        (run.root / "moved").rename(run.receipt_log(writer))
+
+
+DAMAGES = {
+    "a directory for receipts": lambda run: _replace(run.receipt_log("launcher"), b"directory"),
+    "a directory for metrics": lambda run: _replace(run.metrics, b"directory"),
+    "a directory for the plan": lambda run: _replace(run.plan, b"directory"),
+    "a file for all receipts": lambda run: (shutil.rmtree(run.receipts), run.receipts.touch()),
+    "an edited receipt": lambda run: _replace(
+        run.receipt_log("launcher"), run.receipt_log("launcher").read_bytes().replace(b"2", b"3")
+    ),
+    "jobs that are none": lambda run: _replace(run.control, b'{"jobs": {"trainer": 7}}'),
+    "a plan that is none": lambda run: _replace(run.plan, b'{"content": 5, "digest": 7}'),
+    "a manifest that is none": lambda run: _replace(run.plan, b'{"content": {"manifest": [1]}}'),
+}
+
+
+def _replace(path, content):
+    path.unlink(missing_ok=True)
+    path.mkdir() if content == b"directory" else path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_damaged_run_never_hides_the_others(run, tmp_path, damage):
+    other = RunDirectory(tmp_path / "runs" / "whole")
+    for each in (run, other):
+        each.root.mkdir(exist_ok=True)
+        each.plan.write_text("{}")
+        receive(each, ("attempt-started", {}), ("run-finished", {}))
+        receive(each, ("prompts-read", {}), writer="trainer")
+        with MetricsLog(each.metrics) as metrics:
+            metrics.append("train", 1, 1, {"rollout/reward": 0.5})
+    DAMAGES[damage](run)
+    statuses = {status.run_id: status for status in list_runs(tmp_path / "runs")}
+    assert outcome_text(statuses["whole"]) == "finished"
+    damaged = statuses[run.run_id]
+    assert json.dumps(damaged.as_json(), allow_nan=False)
+    assert bool(damaged.problems) == (
+        "that is none" not in damage and "that are none" not in damage
+    )
+
+
+def test_a_run_that_trained_nothing_does_not_look_finished(run):
+    receive(run, ("attempt-started", {}), ("run-finished", {}))
+    receive(run, ("prompts-read", {}), writer="trainer")
+    with MetricsLog(run.metrics) as metrics:
+        metrics.append("train", 1, 1, {"rollout/skipped_step": 1.0})
+        metrics.append("train", 2, 1, {"rollout/skipped_step": 1.0})
+        status = read_status(run.root)
+        assert outcome_text(status) == "finished, every step skipped"
+        assert status.skipped_steps == 2
+        metrics.append("train", 3, 1, {"rollout/skipped_step": 0.0})
+    assert outcome_text(read_status(run.root)) == "finished"
 
 
 def test_runs_are_listed_by_their_start(run, tmp_path):

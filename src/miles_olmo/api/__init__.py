@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         validate,
         write_plan,
     )
+    from miles_olmo.api.reporting import read_series, report
     from miles_olmo.api.running import (
         cancel,
         find_run,
@@ -47,6 +48,7 @@ _MODULES = {
         "validate",
         "write_plan",
     ),
+    "reporting": ("read_series", "report"),
     "running": (
         "cancel",
         "find_run",
@@ -73,7 +75,9 @@ __all__ = [
     "prepare",
     "read_plan",
     "read_samples",
+    "read_series",
     "read_status",
+    "report",
     "submit",
     "validate",
     "verify",

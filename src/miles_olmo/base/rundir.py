@@ -6,6 +6,7 @@ runs/<run id>/
   control.json                   pid, host and ports of the live run (supervisor's)
   receipts/<writer>.jsonl        one hash chain per writer
   metrics.jsonl                  one line per step
+  expert_load.jsonl              one line per trained step: load of every expert
   samples/step-000012.jsonl      what was sampled, with rewards
   publish/v000012/               a published policy version (newest few)
   checkpoints/step-000080/       visible only when complete
@@ -62,6 +63,10 @@ class RunDirectory:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def expert_load(self) -> Path:
+        return self.root / "expert_load.jsonl"
 
     def samples(self, step: int) -> Path:
         return self.root / "samples" / f"step-{step:06d}.jsonl"

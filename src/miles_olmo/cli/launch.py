@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from miles_olmo.api.running import LaunchResult, load_plan, submit
+from miles_olmo.api.running import LaunchResult, load_plan, read_status, submit
 from miles_olmo.base.errors import UsageError
 from miles_olmo.cli.options import json_option, overrides_option
+from miles_olmo.launch.summary import outcome_text
 
 
 @click.command("launch")
@@ -79,7 +80,8 @@ def _show(result: LaunchResult) -> None:
     if result.outcome == "failed" or result.outcome == "crashed":
         _show_failure(result)
         return
-    print(f"{result.run_id} {'is up' if result.outcome == 'running' else result.outcome}")
+    outcome = outcome_text(read_status(result.directory))
+    print(f"{result.run_id} {'is up' if result.outcome == 'running' else outcome}")
     print(f"  status   miles status {result.run_id}")
     if result.outcome == "running":
         print(f"  logs     miles logs {result.run_id} --follow")

@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prepare": ("prepare", "Make the data that a manifest asks for."),
     "launch": ("launch", "Start a run and follow it."),
     "status": ("status", "Show runs from their receipts and metrics."),
+    "report": ("report", "Write an HTML page about a run."),
     "samples": ("samples", "Show prompts, completions and rewards of a run."),
     "logs": ("logs", "Show the logs of a run's processes."),
     "cancel": ("cancel", "Stop a run."),

@@ -17,6 +17,7 @@ from miles_olmo.launch.summary import (
     duration,
     engines_text,
     figures,
+    outcome_text,
     progress_text,
     seconds_since,
     sparkline,
@@ -51,14 +52,15 @@ def _table(statuses: list[RunStatus]) -> list[str]:
         shown = figures(status)
         since = f"{duration(seconds_since(status.since))} ago"
         reward, accuracy = shown.get("reward", "-"), shown.get("accuracy", "-")
-        rows.append((status.run_id, status.outcome, since, progress_text(status), reward, accuracy))
+        outcome = outcome_text(status)
+        rows.append((status.run_id, outcome, since, progress_text(status), reward, accuracy))
     return columns(rows, indent=0)
 
 
 def _page(status: RunStatus) -> list[str]:
     since = f"since {status.since} ({duration(seconds_since(status.since))} ago)"
     rows = [
-        ("outcome", f"{status.outcome} {since}"),
+        ("outcome", f"{outcome_text(status)} {since}"),
         ("progress", progress_text(status)),
         ("attempt", f"{status.attempt}, {duration(attempt_seconds(status))}"),
         *figures(status).items(),
@@ -71,6 +73,8 @@ def _page(status: RunStatus) -> list[str]:
     ]
     if accuracies:
         rows.append(("evaluations", ", ".join(accuracies)))
+    if status.skipped_steps:
+        rows.append(("skipped steps", f"{status.skipped_steps}: no group carried signal"))
     if status.checkpoints:
         rows.append(("checkpoints", ", ".join(f"step {step}" for step in status.checkpoints)))
     if status.exported:

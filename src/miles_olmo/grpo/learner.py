@@ -40,6 +40,8 @@ class Learner:
     manifest: Manifest
     reference: nn.Module | None = None
     """Frozen policy at the start of RL; present when `needs_reference`."""
+    expert_counts_LE: torch.Tensor | None = None
+    """Times each expert was used in the last step, all updates together; None if it trained nothing."""
 
     @property
     def needs_reference(self) -> bool:
@@ -55,6 +57,7 @@ class Learner:
             TrainingError: E316, too few recorded routes; E310 or E315, a gradient or loss that is
                 not finite, before the optimizer has touched anything, with the sample ids.
         """
+        self.expert_counts_LE = None
         signal = groups_with_signal(groups, self.manifest)
         parts = split_evenly(signal, self.manifest.train.updates_per_step)
         batches = [self._scored(update_batch(part, self.manifest)) for part in parts]
@@ -103,6 +106,7 @@ class Learner:
             norm = self.optimizer.step(rate)
         except TrainingError as error:
             raise with_sample_ids(error, batch) from error
+        self._count_experts(router)
         num_tokens = sum(pack.num_tokens for pack in batch.packs)
         return {
             **training_metrics(sums),
@@ -115,6 +119,11 @@ class Learner:
             "train/num_tokens": num_tokens,
             "train/pack_fill": num_tokens / (len(batch.packs) * train.packing.max_tokens),
         }
+
+    def _count_experts(self, router: RouterTotals) -> None:
+        counts_LE, before_LE = router.counts_LE, self.expert_counts_LE
+        assert counts_LE is not None, "an update has packs"
+        self.expert_counts_LE = counts_LE if before_LE is None else before_LE + counts_LE
 
     def _forward(self, module: nn.Module, pack: Pack) -> PackOutput:
         return self.adapter.forward(module, pack, temperature=self.manifest.rollout.temperature)

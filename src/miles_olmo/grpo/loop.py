@@ -12,7 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from miles_olmo.base.errors import TrainingError
 from miles_olmo.grpo.batch import groups_with_signal
+from miles_olmo.grpo.collapse_alarm import ExpertReport, watch_experts
 from miles_olmo.grpo.evaluate import Evaluator
 from miles_olmo.grpo.learner import Learner
 from miles_olmo.grpo.publisher import Publisher
@@ -78,11 +80,36 @@ async def training_step(run: TrainingRun) -> None:
     with timed(run, "publish"):
         if learned and is_due(run, run.manifest.publish.every_steps):
             await run.publisher.publish(run.state.version)
-    run.recorder.step(run, groups, refills, learned)
+    experts = watch(run)
+    run.recorder.step(run, groups, refills, learned, experts)
     if run.manifest.evaluation and is_due(run, run.manifest.evaluation.every_steps):
         await evaluate(run)
-    if is_due(run, run.manifest.checkpoint.every_steps):
+    stop = stop_error(run, experts)
+    if stop is not None or is_due(run, run.manifest.checkpoint.every_steps):
         run.saver.save(run.state, run.source)
+    if stop is not None:
+        raise stop
+
+
+def watch(run: TrainingRun) -> ExpertReport | None:
+    """What the experts did in the step; None when it was skipped."""
+    settings = run.manifest.train.collapse_alarm
+    experts = watch_experts(run.state.alarm, run.learner.expert_counts_LE, settings)
+    if experts is not None:
+        run.state.alarm = experts.state
+        if experts.newly_raised:
+            run.recorder.receipt(
+                "experts-collapsed", {"step": run.state.step, **experts.warning(settings)}
+            )
+    return experts
+
+
+def stop_error(run: TrainingRun, experts: ExpertReport | None) -> TrainingError | None:
+    """The error that a collapse alarm of this step ends the run with, if it does."""
+    settings = run.manifest.train.collapse_alarm
+    if settings.action != "stop" or experts is None or not experts.newly_raised:
+        return None
+    return experts.stop_error(settings, run.state.step)
 
 
 async def take_with_signal(run: TrainingRun) -> tuple[list[ScoredGroup], int]:

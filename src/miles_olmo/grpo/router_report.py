@@ -31,7 +31,8 @@ class RouterTotals:
     def metrics(self) -> dict[str, float]:
         """`router/...` metrics.
 
-        Load is relative to an expert's uniform share, `load_e * E / (T * K)`: 1 when balanced.
+        Load is relative to an expert's uniform share, `load_e * E / (T * K)`: 1 when balanced; the
+        least loaded expert is watched over the whole step, in `collapse_alarm`.
         `replay_applied` is the share of required positions whose recorded route was used;
         `native_mismatch` the share of replayed positions and layers whose native choice would have
         been another set of experts.
@@ -43,7 +44,6 @@ class RouterTotals:
         compared = max(self.num_replayed * num_layers, 1)
         return {
             "router/load_imbalance": float(share_LE.max(1).values.mean()),
-            "router/min_load_ratio": float(share_LE.min()),
             "router/replay_applied": self.num_replayed / max(self.num_required, 1),
             "router/native_mismatch": float(self.native_mismatch_L.sum()) / compared,
         }

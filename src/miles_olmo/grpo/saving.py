@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.grpo.collapse_alarm import AlarmState
 from miles_olmo.grpo.source import SampleSource
 from miles_olmo.grpo.state import RunState
 from miles_olmo.manifest.models import Manifest
@@ -67,6 +68,7 @@ class Saver:
             newest.path, self.module, self.optimizer, self.adapter, topology=self._topology()
         )
         state.step, state.version = saved.step, saved.version
+        state.alarm = AlarmState.from_json(saved.alarm)
         source.restore(dict(saved.cursor))
         self.receipts.append("resumed", {"step": saved.step, "path": newest.path.name})
         return True
@@ -118,6 +120,7 @@ class Saver:
             version=state.version,
             num_updates=self.optimizer.num_updates,
             cursor=source.state(),
+            alarm=state.alarm.as_json(),
             topology=self._topology(),
             plan_digest=self.plan_digest,
             schedule={

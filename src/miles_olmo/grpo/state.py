@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from miles_olmo.grpo.collapse_alarm import AlarmState
 
 
 @dataclass
@@ -13,3 +15,5 @@ class RunState:
     """Training steps finished, skipped ones included."""
     version: int = 0
     """Policy version; grows with every change of the weights that engines may see."""
+    alarm: AlarmState = field(default_factory=AlarmState)
+    """Experts that the collapse alarm watches."""

@@ -23,7 +23,9 @@ from miles_olmo.jobs.threads import configure_torch, threads_of
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.records.expert_load import ExpertLoadLog
 from miles_olmo.records.metrics import MetricsLog
+from miles_olmo.records.tracking import open_trackers
 from miles_olmo.rollout.client import FleetClient, PolicyShape
 from miles_olmo.tasks.prompts import answer_ids, read_prompts
 from miles_olmo.tasks.tokenizer import TextTokenizer
@@ -57,7 +59,10 @@ async def _train(context: JobContext, manifest: Manifest) -> None:
     async with client:
         run = build_run(context, manifest, client, tokenizer)
         await client.wait_ready()
-        await train(run)
+        try:
+            await train(run)
+        finally:
+            run.recorder.trackers.close()
 
 
 def build_run(
@@ -129,8 +134,10 @@ def build_run(
             context.run,
             context.attempt,
             MetricsLog(context.run.metrics),
+            ExpertLoadLog(context.run.expert_load),
             context.receipts,
             {prompt.prompt_id: prompt.text for prompt in prompts.prompts},
+            open_trackers(manifest, context.run, context.attempt, context.receipts),
         ),
         supervised=supervised,
     )

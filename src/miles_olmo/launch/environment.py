@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 from miles_olmo.base.errors import LaunchError
 from miles_olmo.wire.protocol import SUPPORTED_VLLM, release_number
 
-EXTRAS = ("train", "serve", "beaker", "rewards")
+EXTRAS = ("train", "serve", "report", "tensorboard", "wandb", "beaker", "rewards")
 """Optional parts of miles-olmo that a user installs by name."""
 
 # Distribution name -> import name, where the two differ.
@@ -59,7 +59,7 @@ def installed_version(distribution: str) -> str | None:
 
 def missing_distributions(extra: str) -> list[str]:
     """Distributions of an extra whose module cannot be found. Nothing is imported."""
-    return [name for name in requirements(extra) if not _can_be_found(import_name(name))]
+    return [name for name in requirements(extra) if not is_importable(import_name(name))]
 
 
 def installed_vllm() -> tuple[str, str | None]:
@@ -88,7 +88,8 @@ def import_name(distribution: str) -> str:
     return _IMPORT_NAMES.get(distribution, distribution.replace("-", "_"))
 
 
-def _can_be_found(module: str) -> bool:
+def is_importable(module: str) -> bool:
+    """Whether a module can be found. Nothing is imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 from pathlib import Path
 
-from miles_olmo.base.errors import LaunchError
+from miles_olmo.base.errors import LaunchError, UsageError
 from miles_olmo.launch.commands import engine_port
 from miles_olmo.launch.environment import (
     installed_vllm,
@@ -16,8 +17,11 @@ from miles_olmo.launch.environment import (
     plugin_is_visible,
 )
 from miles_olmo.plan.model import RunPlan
+from miles_olmo.records.tracking import TENSORBOARD, WANDB
 
 _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2}
+WANDB_SECRET = "WANDB_API_KEY"
+"""Variable that holds the key of Weights & Biases; jobs inherit it, nothing writes it down."""
 _RECORDS_BYTES = 64 * 2**20
 """Room for logs, metrics, samples and receipts."""
 
@@ -27,8 +31,10 @@ def check_machine(plan: RunPlan, runs: Path) -> None:
 
     Raises:
         LaunchError: E503 a package is missing; E502 a port is taken; E504 the disk is too small.
+        UsageError: E611 a secret is not in the environment.
     """
     _check_extras(plan)
+    _check_secrets(plan)
     _check_ports(plan)
     _check_disk(plan, runs)
 
@@ -47,6 +53,9 @@ def _check_extras(plan: RunPlan) -> None:
     ours = [job for job in plan.content.jobs if job.module.startswith("miles_olmo.")]
     roles = {job.role for job in ours}
     extras = ["train"] if roles & {"trainer", "engine"} else []
+    if "trainer" in roles:
+        extras += [TENSORBOARD] if plan.manifest.logging.tensorboard else []
+        extras += [WANDB] if plan.manifest.logging.wandb.enabled else []
     for extra in extras:
         missing = missing_distributions(extra)
         if missing:
@@ -83,6 +92,18 @@ def _check_vllm() -> None:
         extra="serve",
         missing=["vllm"],
     )
+
+
+def _check_secrets(plan: RunPlan) -> None:
+    wandb = plan.manifest.logging.wandb
+    if wandb.enabled and wandb.mode == "online" and not os.environ.get(WANDB_SECRET):
+        raise UsageError(
+            "E611",
+            f"{WANDB_SECRET} is not set",
+            why="[logging.wandb] has mode = 'online', and the service asks for this key",
+            fix=f"set {WANDB_SECRET} in the environment, or logging.wandb.mode = 'offline'",
+            variable=WANDB_SECRET,
+        )
 
 
 def _check_ports(plan: RunPlan) -> None:

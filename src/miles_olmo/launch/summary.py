@@ -57,6 +57,15 @@ def progress_text(status: RunStatus) -> str:
     return {"prepare": "preparing data", "starting": "starting"}[status.phase]
 
 
+def outcome_text(status: RunStatus) -> str:
+    """How the run stands, with what a plain word would hide: "finished, every step skipped"."""
+    text: str = status.outcome
+    num_steps = sum(row.phase == "train" for row in status.history)
+    if num_steps and status.skipped_steps == num_steps:
+        text += ", every step skipped"
+    return f"{text}, records damaged" if status.problems else text
+
+
 def engines_text(status: RunStatus) -> str:
     """Engines that are up, of those that were started: "2/2"."""
     started = [job for job in status.jobs if job.name.startswith("engine")]

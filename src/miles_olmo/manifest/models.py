@@ -285,6 +285,17 @@ class Replay(Section):
     """Least share of required rows that must be recorded; less is an error."""
 
 
+class CollapseAlarm(Section):
+    """Watch for experts that get hardly any token."""
+
+    share: OpenFraction = 0.05
+    """An expert is low in a step when its load is below this part of its uniform share."""
+    steps: PositiveInt = 20
+    """Trained steps in a row that an expert must be low to raise the alarm."""
+    action: Literal["off", "warn", "stop"] = "warn"
+    """warn: a receipt and a metric; stop: also save a checkpoint and end the run; off: no alarm."""
+
+
 class Parallel(Section):
     """Trainer processes."""
 
@@ -315,6 +326,7 @@ class Train(Section):
     replay: Replay = Replay()
     load_balancing_loss: AuxiliaryLoss = AuxiliaryLoss()
     z_loss: AuxiliaryLoss = AuxiliaryLoss()
+    collapse_alarm: CollapseAlarm = CollapseAlarm()
     parallel: Parallel = Parallel()
 
 
@@ -368,6 +380,25 @@ class Verify(Section):
     """Share of positions of the worst layer with other native experts; absent: 0.001, 0.25."""
 
 
+class WandB(Section):
+    """Copy metrics to Weights & Biases. A fault there is counted and never stops training."""
+
+    enabled: bool = False
+    """Needs the extra `wandb`."""
+    project: Annotated[str, Field(min_length=1)] = "miles-olmo"
+    """Project that the run appears in."""
+    mode: Literal["offline", "online"] = "offline"
+    """offline: files in <run>/wandb for `wandb sync`; online: needs WANDB_API_KEY in the environment."""
+
+
+class Logging(Section):
+    """Copies of the metrics for other viewers; `metrics.jsonl` is always written."""
+
+    tensorboard: bool = False
+    """Event files in <run>/tensorboard; needs the extra `tensorboard`."""
+    wandb: WandB = WandB()
+
+
 class Launch(Section):
     """Where the jobs run."""
 
@@ -404,4 +435,5 @@ class Manifest(Section):
     checkpoint: Checkpoint = Checkpoint()
     evaluation: Evaluation | None = None
     verify: Verify = Verify()
+    logging: Logging = Logging()
     launch: Launch = Launch()

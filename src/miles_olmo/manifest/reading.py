@@ -49,7 +49,7 @@ def read_manifest(path: Path, *, overrides: Sequence[str] = ()) -> tuple[Manifes
 
     Raises:
         ManifestErrors: Everything that is wrong, ordered by place.
-        UsageError: E602, an override is not an assignment.
+        UsageError: E602, an override is not an assignment; E612, two set one key.
     """
     reading = read_leniently(path, overrides=overrides)
     if reading.problems:
@@ -63,12 +63,14 @@ def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
 
     Raises:
         ManifestErrors: E001 or E002, when nothing can be read.
-        UsageError: E602, an override is not an assignment.
+        UsageError: E602, an override is not an assignment; E612, two set one key.
     """
     file = str(path)
     document, positions = _parse(_read_text(path), file)
+    changed: set[tuple[str, ...]] = set()
     for number, override in enumerate(overrides, start=1):
         change = _parse_override(override)
+        changed |= _keys_set_once(change, changed)
         _merge(document, change)
         place = Place("--set", number, 1)
         positions = positions.with_places({key: place for key, _ in _leaves(change)})
@@ -139,6 +141,24 @@ def _parse_override(text: str) -> dict[str, Any]:
             fix="write KEY=VALUE with a TOML value, such as train.steps=20 or name='\"other\"'",
         )
     return change
+
+
+def _keys_set_once(change: dict[str, Any], changed: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+    """The keys of one override, none of which another has set; values are not repeated, they may
+    be secret."""
+    keys = {tuple(part for part in path if isinstance(part, str)) for path, _ in _leaves(change)}
+    for key in sorted(keys):
+        for earlier in changed:
+            length = min(len(key), len(earlier))
+            if key[:length] == earlier[:length]:
+                raise UsageError(
+                    "E612",
+                    f"--set gives {dotted(key)} twice",
+                    why="only one of the values can hold",
+                    fix="leave one of them out",
+                    key=dotted(key),
+                )
+    return keys
 
 
 def _merge(document: dict[str, Any], change: dict[str, Any]) -> None:

@@ -46,6 +46,7 @@ DECIDES: Mapping[str, Decides] = MappingProxyType(
         "checkpoint": "nothing",
         "evaluation": "nothing",
         "verify": "nothing",
+        "logging": "nothing",
         "launch": "nothing",
     }
 )

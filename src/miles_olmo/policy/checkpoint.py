@@ -61,6 +61,8 @@ class TrainerState:
     """Digest of the plan that was executed."""
     schedule: Mapping[str, Any] = field(default_factory=dict)
     """`[train.schedule]` and the number of updates it was laid out for."""
+    alarm: Mapping[str, Any] = field(default_factory=dict)
+    """What the collapse alarm remembers; its owner reads it."""
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ Step s of phase "evaluation" is the evaluation after training step s (0: before 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import numbers
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from miles_olmo.base.errors import TrainingError
+from miles_olmo.records.lines import LineLog
 from miles_olmo.records.receipts import utc_now
 
 Phase = Literal["warmup", "train", "evaluation"]
@@ -49,6 +48,8 @@ class Metrics:
     rows: tuple[MetricRow, ...]
     problems: tuple[str, ...]
     """Lines that could not be read, with file and line; a torn last line is none."""
+    superseded: tuple[MetricRow, ...] = ()
+    """Rows that a later attempt walked again; only counts of what happened need them."""
 
     def of(self, phase: Phase) -> tuple[MetricRow, ...]:
         """Rows of one phase, by step."""
@@ -60,14 +61,8 @@ class Metrics:
         return rows[-1] if rows else None
 
 
-class MetricsLog:
-    """Appends rows to `metrics.jsonl`: one write per row, so that readers see whole lines."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path = path
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        self._drop_torn_line()
+class MetricsLog(LineLog):
+    """Appends rows to `metrics.jsonl`."""
 
     def append(self, phase: Phase, step: int, attempt: int, values: Mapping[str, float]) -> None:
         """Add one row.
@@ -78,31 +73,9 @@ class MetricsLog:
         if phase not in get_args(Phase):
             raise ValueError(f"unknown phase {phase!r}")
         numbers = {name: _finite(name, value, phase, step) for name, value in values.items()}
-        row = {"phase": phase, "step": step, "attempt": attempt, "at": utc_now(), "values": numbers}
-        line = json.dumps(row, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        try:
-            while line:
-                line = line[os.write(self._descriptor, line) :]
-        finally:
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        os.close(self._descriptor)
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _drop_torn_line(self) -> None:
-        """Cut what a killed attempt left of its last line, so that the next row starts a line."""
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        raw = self.path.read_bytes()
-        if raw and not raw.endswith(b"\n"):
-            os.ftruncate(self._descriptor, raw.rfind(b"\n") + 1)
-        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.append_line(
+            {"phase": phase, "step": step, "attempt": attempt, "at": utc_now(), "values": numbers}
+        )
 
 
 def read_metrics(path: Path) -> Metrics:
@@ -115,6 +88,8 @@ def read_metrics(path: Path) -> Metrics:
         raw = path.read_bytes()
     except FileNotFoundError:
         return Metrics((), ())
+    except OSError as error:
+        return Metrics((), (f"{path}: {error.strerror or error}",))
     rows: list[MetricRow] = []
     problems: list[str] = []
     for number, line in enumerate(raw.split(b"\n")[:-1], 1):
@@ -123,7 +98,10 @@ def read_metrics(path: Path) -> Metrics:
             problems.append(f"{path}:{number}: not a metrics row")
         else:
             rows.append(row)
-    return Metrics(tuple(_newest(rows)), tuple(problems))
+    kept = _newest(rows)
+    counted = set(map(id, kept))
+    superseded = tuple(row for row in rows if id(row) not in counted)
+    return Metrics(tuple(kept), tuple(problems), superseded)
 
 
 def _newest(rows: list[MetricRow]) -> list[MetricRow]:
@@ -147,7 +125,13 @@ def _parse(line: bytes) -> MetricRow | None:
     except (ValueError, KeyError, TypeError):
         return None
     is_row = row.phase in get_args(Phase) and type(row.step) is int and type(row.attempt) is int
-    return row if is_row and isinstance(row.values, dict) else None
+    return row if is_row and isinstance(row.at, str) and _are_numbers(row.values) else None
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, dict) and all(
+        type(value) in (int, float) and math.isfinite(value) for value in values.values()
+    )
 
 
 def _finite(name: str, value: Any, phase: str, step: int) -> float:

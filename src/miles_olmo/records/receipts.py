@@ -28,7 +28,7 @@ from miles_olmo.base.errors import LaunchError, MilesError
 RECEIPT_SCHEMA = "miles-olmo/receipt/v1"
 GENESIS = "0" * 64
 
-ProblemKind = Literal["missing", "torn", "edited", "dropped", "reordered"]
+ProblemKind = Literal["missing", "unreadable", "torn", "edited", "dropped", "reordered"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,10 @@ class ChainProblem:
     """Why a receipt file cannot be trusted from some line on."""
 
     kind: ProblemKind
-    """missing file; torn last line (a crash inside a write); edited, dropped or reordered lines."""
+    """missing file; unreadable (a directory, no permission); torn last line (a crash inside a write); edited, dropped or reordered lines."""
     path: str
     line: int
-    """1-based line of the file; 0 for a missing file."""
+    """1-based line of the file; 0 for the file as a whole."""
     text: str
 
     def __str__(self) -> str:
@@ -95,8 +95,7 @@ class ReceiptLog:
             LaunchError: E530 the chain is broken (nothing is written); E531 the disk refuses.
             rfc8785.CanonicalizationError: `body` is no JSON (NaN, integers from 2**53, ...).
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        descriptor = self._open()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             tail = self._verified_tail(descriptor)
@@ -155,13 +154,23 @@ class ReceiptLog:
         except OSError as error:
             os.ftruncate(descriptor, good_size)
             self._tail = None
-            raise LaunchError(
-                "E531",
-                f"cannot write the receipt {self.path}: {error.strerror}",
-                why="a run without receipts cannot be trusted or resumed",
-                fix="free space on this disk, then resume the run",
-                path=str(self.path),
-            ) from error
+            raise self._unwritable(error) from error
+
+    def _open(self) -> int:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> LaunchError:
+        return LaunchError(
+            "E531",
+            f"cannot write the receipt {self.path}: {error.strerror}",
+            why="a run without receipts cannot be trusted or resumed",
+            fix="free space on this disk or make the file writable, then resume the run",
+            path=str(self.path),
+        )
 
     def _remember(self, descriptor: int, seq: int, id: str) -> None:
         state = os.fstat(descriptor)
@@ -174,6 +183,9 @@ def read_chain(path: Path) -> Chain:
         raw = path.read_bytes()
     except FileNotFoundError:
         return Chain((), (ChainProblem("missing", str(path), 0, "no such receipt file"),))
+    except OSError as error:
+        text = f"cannot be read: {error.strerror or error}"
+        return Chain((), (ChainProblem("unreadable", str(path), 0, text),))
     *lines, torn = raw.split(b"\n")
     problems: list[ChainProblem] = []
     events: list[tuple[int, dict[str, Any]]] = []

@@ -59,6 +59,14 @@ def read_samples(path: Path) -> list[Sample]:
     return samples
 
 
+def printable(text: str) -> str:
+    """Control characters as escapes: a model may write any, and a terminal or page would obey them."""
+    return "".join(
+        c if c in "\n\t" or c.isprintable() else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def sample_steps(directory: Path) -> list[int]:
     """Steps that have a samples file below `<run>/samples`, ascending."""
-    return sorted(int(path.stem.removeprefix("step-")) for path in directory.glob("step-*.jsonl"))
+    names = (path.stem.removeprefix("step-") for path in directory.glob("step-*.jsonl"))
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())

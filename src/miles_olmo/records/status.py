@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,8 @@ from miles_olmo.records.receipts import merge_receipts
 STATUS_SCHEMA = "miles-olmo/status/v1"
 LAUNCHER = "launcher"
 """Writer of the supervisor's receipts."""
+TRAINER = "trainer"
+"""Writer of the trainer's receipts."""
 
 HEARTBEAT_SECONDS = 5.0
 """How often a supervisor touches `control.json`."""
@@ -86,6 +88,8 @@ class RunStatus:
     step: int
     """Last training step that counts; 0 before the first."""
     total_steps: int
+    skipped_steps: int
+    """Training steps that trained nothing, because no group carried signal."""
     attempt: int
     attempts: tuple[AttemptStatus, ...]
     latest: dict[str, MetricRow] = field(default_factory=dict)
@@ -123,24 +127,25 @@ def read_status(run_directory: Path) -> RunStatus:
     chain = merge_receipts(run.receipts)
     problems += [str(problem) for problem in chain.problems if problem.kind != "missing"]
     metrics = read_metrics(run.metrics)
-    problems += metrics.problems
+    problems += [*metrics.problems, *_missing_records(run, metrics)]
     launcher = [event for event in chain.events if event["writer"] == LAUNCHER]
     attempts = _attempts(run, launcher, control)
-    content = plan.get("content", {}).get("manifest", {})
+    content = _section(_section(plan, "content"), "manifest")
     current = attempts[-1] if attempts else None
     outcome = current.outcome if current else _unstarted(run, control)
-    train = metrics.latest("train")
+    train, rows = metrics.latest("train"), metrics.of("train")
     number = current.number if current else 0
     return RunStatus(
         run_id=run.run_id,
         directory=str(run_directory.absolute()),
-        name=content.get("name", ""),
-        plan_digest=plan.get("digest", ""),
+        name=str(content.get("name", "")),
+        plan_digest=str(plan.get("digest", "")),
         outcome=outcome,
         since=_since(run, current, outcome),
         phase=_phase(metrics, number, launcher),
         step=train.step if train else 0,
-        total_steps=content.get("train", {}).get("steps", 0),
+        total_steps=_whole(_section(content, "train").get("steps")),
+        skipped_steps=sum(row.values.get("rollout/skipped_step", 0) > 0 for row in rows),
         attempt=number,
         attempts=tuple(attempts),
         latest={p: r for p in ("warmup", "train", "evaluation") if (r := metrics.latest(p))},
@@ -165,10 +170,7 @@ def list_runs(runs_directory: Path) -> list[RunStatus]:
 
 def supervisor_identity(control: dict[str, Any]) -> ProcessIdentity | None:
     """The supervisor that `control.json` names."""
-    try:
-        return ProcessIdentity.from_json(control["supervisor"])
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _identity({"process": control.get("supervisor")})
 
 
 def is_supervised(run: RunDirectory, control: dict[str, Any]) -> bool:
@@ -197,13 +199,39 @@ def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _section(value: dict[str, Any], key: str) -> dict[str, Any]:
+    """A table of a document that may be damaged; empty when it is none."""
+    inner = value.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
+def _whole(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _missing_records(run: RunDirectory, metrics: Metrics) -> Iterator[str]:
+    """Records that were there once, because what is written after them is."""
+    has_trained = bool(
+        metrics.rows or run.checkpoint_steps() or any((run.root / "samples").glob("*.jsonl"))
+    )
+    has_lived = has_trained or any((run.root / "logs").glob("*/*.log"))
+    expected = (
+        (run.receipt_log(LAUNCHER), has_lived),
+        (run.receipt_log(TRAINER), has_trained),
+        (run.metrics, has_trained),
+    )
+    for path, was_written in expected:
+        if was_written and not path.exists():
+            yield f"{path}: it is missing, and the run wrote it"
+
+
 def _attempts(
     run: RunDirectory, launcher: Sequence[dict[str, Any]], control: dict[str, Any]
 ) -> list[AttemptStatus]:
     attempts: list[AttemptStatus] = []
     for event in launcher:
         if event["type"] == "attempt-started":
-            number = int(event["body"].get("attempt", len(attempts) + 1))
+            number = _whole(event["body"].get("attempt")) or len(attempts) + 1
             attempts.append(AttemptStatus(number, event["at"], None, "crashed"))
         elif event["type"] in _ENDINGS and attempts:
             last = attempts[-1]
@@ -257,20 +285,30 @@ def _jobs(
         if event["type"] == "job-exited" and event["body"].get("attempt") == attempt
     }
     statuses = []
-    for name, job in control.get("jobs", {}).items():
-        identity = ProcessIdentity.from_json(job["process"])
+    for name, job in _section(control, "jobs").items():
+        identity = _identity(job)
+        if identity is None:
+            continue
         exit_code = exits.get((name, identity.pid))
         statuses.append(
             JobStatus(
                 name=name,
                 pid=identity.pid,
                 alive=exit_code is None and identity.is_alive,
-                started_at=job["started_at"],
+                started_at=str(job.get("started_at", "")),
                 exit_code=exit_code,
-                restarts=job["restarts"],
+                restarts=_whole(job.get("restarts")),
             )
         )
     return tuple(statuses)
+
+
+def _identity(job: Any) -> ProcessIdentity | None:
+    """The process of one job of `control.json`."""
+    try:
+        return ProcessIdentity.from_json(job["process"])
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def _engines(run: RunDirectory, control: dict[str, Any], attempt: int) -> tuple[EngineStatus, ...]:
@@ -279,10 +317,12 @@ def _engines(run: RunDirectory, control: dict[str, Any], attempt: int) -> tuple[
         entry = _read_json(path, [])
         if entry.get("attempt") != attempt:
             continue
-        job = control.get("jobs", {}).get(path.stem)
-        alive = bool(job) and ProcessIdentity.from_json(job["process"]).is_alive
-        pid, url = int(entry.get("pid", 0)), str(entry.get("url", ""))
-        engines.append(EngineStatus(int(entry.get("index", -1)), url, pid, attempt, alive))
+        identity = _identity(_section(control, "jobs").get(path.stem))
+        alive = identity is not None and identity.is_alive
+        pid, url = _whole(entry.get("pid")), str(entry.get("url", ""))
+        index = entry.get("index")
+        number = index if isinstance(index, int) else -1
+        engines.append(EngineStatus(number, url, pid, attempt, alive))
     return tuple(sorted(engines, key=lambda engine: engine.index))
 
 
@@ -295,7 +335,7 @@ def _error(events: Sequence[dict[str, Any]], attempt: int) -> dict[str, Any] | N
         elif event["type"] == "job-failed" and found is None:
             found = {"job": event["writer"], **event["body"]}
         elif event["type"] == "run-failed":
-            found = {"job": event["body"].get("job"), **(event["body"].get("error") or {})}
+            found = {"job": event["body"].get("job"), **_section(event["body"], "error")}
     return found
 
 

@@ -29,6 +29,8 @@ def main():
     behave = arguments.behave.get("trainer", {"steps": 3})
     if behave.get("stubborn"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    receipts = ReceiptLog(arguments.run.receipt_log("trainer"), "trainer")
+    receipts.append("prompts-read", {"attempt": arguments.attempt})
     run, first = arguments.run, 1 + max([0, *arguments.run.checkpoint_steps()])
     with MetricsLog(run.metrics) as metrics:
         for step in range(first, first + behave.get("steps", 3)):
@@ -47,7 +49,7 @@ def main():
         print(f"line {number}", flush=True)
     if behave.get("fail") == "named":
         error = TrainingError("E512", "loss is NaN", why="it is", fix="lower it", loss=float("nan"))
-        ReceiptLog(run.receipt_log("trainer"), "trainer").append_failure(error)
+        receipts.append_failure(error)
         sys.exit(error.exit_code)
     if behave.get("fail") == "bare":
         raise KeyError("a bug")

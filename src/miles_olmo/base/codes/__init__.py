@@ -5,7 +5,7 @@
 | E0xx | reading a manifest (syntax, keys, types) |
 | E1xx | checks of a plan and its inputs |
 | E2xx | rollout engines and the fleet client |
-| E3xx | training: loss, packing, replay; E35x the loop, E37x `miles verify` |
+| E3xx | training: loss, packing, replay; E35x the loop; E36x reports; E37x `miles verify` |
 | E4xx | checkpoints, publication, export |
 | E5xx | launching and supervising a run |
 | E6xx | the command line and the environment |
@@ -19,6 +19,7 @@ from miles_olmo.base.codes import (
     manifest,
     plan,
     policy,
+    records,
     training,
     usage,
     verification,
@@ -34,6 +35,7 @@ CODES: dict[str, Code] = {
         training,
         policy,
         loop,
+        records,
         verification,
         checkpoint,
         launch,

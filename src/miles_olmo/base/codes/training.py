@@ -70,6 +70,16 @@ _UPDATE: tuple[Code, ...] = (
         fix="Check the engine's version; the sample id and the mismatch are in the message.",
         exit_code=EXIT_RUN,
     ),
+    Code(
+        code="E318",
+        title="experts collapsed",
+        cause="The named experts got almost no token for many steps in a row, and the manifest asks to "
+        "stop then. A checkpoint of the last step was saved before.",
+        example='[train.collapse_alarm]\naction = "stop"',
+        fix="Set train.load_balancing_loss (or a lower learning rate) and resume with "
+        "--accept-changes. A resume goes on; only other experts stop the run again.",
+        exit_code=EXIT_RUN,
+    ),
 )
 
 ENTRIES: tuple[Code, ...] = (*_UPDATE,)

@@ -43,4 +43,30 @@ ENTRIES: tuple[Code, ...] = (
         fix="Choose another place with --out.",
         exit_code=EXIT_USAGE,
     ),
+    Code(
+        code="E610",
+        title="an optional package is missing",
+        cause="The command draws with packages that only one of miles-olmo's extras installs.",
+        example="miles report latest                   # without matplotlib",
+        fix="Run the pip line of the message; 'miles doctor' lists all extras.",
+        exit_code=EXIT_USAGE,
+    ),
+    Code(
+        code="E611",
+        title="a secret is not in the environment",
+        cause="The manifest asks for a service that needs a secret. Secrets are named, never written "
+        "down: they come from the environment of 'miles launch'.",
+        example='[logging.wandb]\nenabled = true\nmode = "online"     # without WANDB_API_KEY',
+        fix="Set the variable, or switch the service off.",
+        exit_code=EXIT_USAGE,
+    ),
+    Code(
+        code="E612",
+        title="options contradict each other",
+        cause="Two options, or one option given twice, ask for different things; one of them would be "
+        "ignored.",
+        example="miles plan run.toml --set train.steps=20 --set train.steps=30",
+        fix="Leave one of them out.",
+        exit_code=EXIT_USAGE,
+    ),
 )

@@ -112,7 +112,7 @@ def warmup_band(m: Manifest) -> Iterator[Finding]:
 
 def idle_keys(m: Manifest) -> Iterator[Finding]:
     """Keys that were written although what they configure is off."""
-    algorithm, schedule = m.algorithm, m.train.schedule
+    algorithm, schedule, alarm = m.algorithm, m.train.schedule, m.train.collapse_alarm
     idle = [
         (
             algorithm.kl.coefficient == 0 and "estimator" in algorithm.kl.model_fields_set,
@@ -135,6 +135,26 @@ def idle_keys(m: Manifest) -> Iterator[Finding]:
             "train.schedule.kind",
             "a constant schedule has no final value of its own",
             "set kind to 'linear' or 'cosine', or remove final_fraction",
+        ),
+        *(
+            (
+                not m.logging.wandb.enabled and name in m.logging.wandb.model_fields_set,
+                f"logging.wandb.{name}",
+                "logging.wandb.enabled",
+                "Weights & Biases is not enabled",
+                f"set enabled = true or remove {name}",
+            )
+            for name in ("project", "mode")
+        ),
+        *(
+            (
+                alarm.action == "off" and name in alarm.model_fields_set,
+                f"train.collapse_alarm.{name}",
+                "train.collapse_alarm.action",
+                "the alarm is off",
+                f"set action to 'warn' or 'stop', or remove {name}",
+            )
+            for name in ("share", "steps")
         ),
     ]
     for is_idle, key, switch, why, fix in idle:
