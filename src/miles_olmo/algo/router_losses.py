@@ -49,7 +49,8 @@ def counts_of_routes(routes_TLK: torch.Tensor, num_experts: int) -> RouterCounts
     """Counts of a pack that is replayed, before any forward pass.
 
     Args:
-        routes_TLK: Recorded experts, int64 [T, L, K]; a row with any -1 is not counted.
+        routes_TLK: Recorded experts of the routed layers, int64 [T, L, K]; a row with any -1 is not
+            counted.
         num_experts: Experts per layer.
     """
     recorded_TLK = routes_TLK[(routes_TLK >= 0).all(dim=-1).all(dim=-1)]

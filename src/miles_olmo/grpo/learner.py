@@ -86,7 +86,7 @@ class Learner:
             self.module,
             batch.packs,
             train,
-            self.manifest.model.shape.num_experts,
+            self.manifest.model.shape,
         )
         sums, router = LossSums(), RouterTotals()
         self.optimizer.zero_gradients()

@@ -22,7 +22,7 @@ from miles_olmo.algo.router_losses import (
     load_balancing_loss,
     z_loss,
 )
-from miles_olmo.manifest.models import Train
+from miles_olmo.manifest.models import ModelShape, Train
 from miles_olmo.policy.family import FamilyAdapter, RouterStatistics
 
 
@@ -42,14 +42,16 @@ class RouterLosses:
         module: nn.Module,
         packs: Sequence[Pack],
         train: Train,
-        num_experts: int,
+        shape: ModelShape,
     ) -> RouterLosses:
         """Count the batch's routes, if any loss needs them."""
         if train.load_balancing_loss.mode == "off" and train.z_loss.mode == "off":
             return cls(train, None)
         routes = [pack.routes_TLK for pack in packs if pack.routes_TLK is not None]
         if len(routes) == len(packs):
-            return cls(train, reduce(add, (counts_of_routes(r, num_experts) for r in routes)))
+            layers, num_experts = list(shape.routed_layers), shape.num_experts
+            counts = (counts_of_routes(r[:, layers], num_experts) for r in routes)
+            return cls(train, reduce(add, counts))
         return cls(train, adapter.count_experts(module, packs))
 
     def of_pack(self, statistics: RouterStatistics) -> torch.Tensor | float:

@@ -53,6 +53,7 @@ async def _train(context: JobContext, manifest: Manifest) -> None:
             shape.num_experts_per_token,
             shape.num_experts,
             routes=manifest.train.replay.enabled,
+            routed_layers=shape.routed_layers,
         ),
         decode=tokenizer.decode,
     )

@@ -74,8 +74,13 @@ def attend_documents(
     v_TGD: torch.Tensor,
     layout: DocumentLayout,
     rules: NumericRules,
+    window: int | None = None,
 ) -> torch.Tensor:
     """Causal attention of every document of a pack to itself.
+
+    Args:
+        window: Positions a query sees, its own included; None for all up to it. Keys outside it are
+            masked, not skipped: sums run over the same blocks as without a window.
 
     Returns:
         The attended values `[T, H * D]`, in the dtype of the queries.
@@ -89,8 +94,13 @@ def attend_documents(
             for x in (q_THD, k_TGD, v_TGD)
         )
         if rules.exact:
-            mask_PP = _causal_bias(group.padded_length, q_THD.dtype)
+            mask_PP = _causal_bias(group.padded_length, q_THD.dtype, q_THD.device, window)
             out = attend_blocked(q, k, v, mask_PP, rules.key_block)
+        elif window is not None and window < group.padded_length:
+            mask_PP = _causal_bias(group.padded_length, q_THD.dtype, q_THD.device, window)
+            out = F.scaled_dot_product_attention(
+                q, k, v, attn_mask=mask_PP, enable_gqa=q.shape[1] != k.shape[1]
+            )
         else:
             out = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1]
@@ -106,8 +116,10 @@ def attend_cached(
     v_NGCD: torch.Tensor,
     lengths_N: torch.Tensor,
     rules: NumericRules,
+    window: int | None = None,
 ) -> torch.Tensor:
-    """Attention of one new token per sequence to its first `lengths` cached positions.
+    """Attention of one new token per sequence to its first `lengths` cached positions, or to the
+    last `window` of these.
 
     C is the padded length that all N sequences share. With exact rules each query is repeated to
     `min_rows` rows, so that the products have the shape-independent form of `attend_documents`.
@@ -118,6 +130,8 @@ def attend_cached(
     num, heads, head_dim = q_NHD.shape
     positions_C = torch.arange(k_NGCD.shape[2], device=q_NHD.device)
     visible_NC = positions_C < lengths_N[:, None]
+    if window is not None:
+        visible_NC &= positions_C >= lengths_N[:, None] - window
     bias = torch.zeros(visible_NC.shape, dtype=q_NHD.dtype, device=q_NHD.device)
     bias_N11C = bias.masked_fill_(~visible_NC, -math.inf)[:, None, None]
     # A copy, because the batched product walks matrix by matrix over rows of stride 0.
@@ -161,6 +175,11 @@ def attend_blocked(
 
 
 @lru_cache(maxsize=64)
-def _causal_bias(length: int, dtype: torch.dtype) -> torch.Tensor:
-    """0 on and below the diagonal, -inf above, on the CPU [length, length]."""
-    return torch.full((length, length), -math.inf, dtype=dtype).triu_(1)
+def _causal_bias(
+    length: int, dtype: torch.dtype, device: torch.device, window: int | None
+) -> torch.Tensor:
+    """0 on the diagonal and the `window - 1` (or all) places below it, -inf elsewhere [P, P]."""
+    bias = torch.full((length, length), -math.inf, dtype=dtype, device=device)
+    if window is None:
+        return bias.triu_(1)
+    return bias.triu(1) + bias.tril(-window)

@@ -102,12 +102,17 @@ class PrefillView:
         self._documents = documents
 
     def attend(
-        self, layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor
+        self,
+        layer: int,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        window: int | None,
     ) -> torch.Tensor:
         for first, length, slots in self._documents:
             rows = slice(first, first + length)
             self._cache.write_document(layer, slots, k_TGD[rows], v_TGD[rows])
-        return self._packed.attend(layer, q_THD, k_TGD, v_TGD)
+        return self._packed.attend(layer, q_THD, k_TGD, v_TGD, window)
 
 
 class DecodeView:
@@ -143,7 +148,12 @@ class DecodeView:
         return self
 
     def attend(
-        self, layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor
+        self,
+        layer: int,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        window: int | None,
     ) -> torch.Tensor:
         count = len(self._slots_N)
         keys, values = self._cache.write_tokens(
@@ -159,6 +169,7 @@ class DecodeView:
                     values[slots, :, :length],
                     self._positions_N[rows] + 1,
                     self._rules,
+                    window,
                 )
             )
         return torch.cat(outputs)[self._restore]

@@ -1,6 +1,7 @@
-"""Logprobs of a pack under an olmo3moe policy.
+"""Logprobs of a pack under a policy on the portable block.
 
-Dimension legend: T tokens of the pack, L routed layers, K experts per token, M masked tokens,
+Routes cover ALL layers; those of a dense layer mean nothing, are 0 where an engine made them, and are
+not read. Dimension legend: T tokens of the pack, L layers, K experts per token, M masked tokens,
 V vocabulary.
 """
 
@@ -23,15 +24,20 @@ from miles_olmo.policy.routing import StatisticsRecorder
 
 @dataclass(frozen=True)
 class PackedView:
-    """Every token sees the earlier tokens of its own document."""
+    """Every token sees the earlier tokens of its own document, up to the layer's window."""
 
     layout: DocumentLayout
     rules: NumericRules
 
     def attend(
-        self, layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor
+        self,
+        layer: int,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        window: int | None,
     ) -> torch.Tensor:
-        return attend_documents(q_THD, k_TGD, v_TGD, self.layout, self.rules)
+        return attend_documents(q_THD, k_TGD, v_TGD, self.layout, self.rules, window)
 
 
 def tempered_logprobs(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:

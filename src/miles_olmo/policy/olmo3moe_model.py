@@ -5,18 +5,27 @@ parameter and submodule of it and replaces the forward pass: attention inside do
 a cache), experts as in `experts`, routes as an input. `ForwardPass` carries what a pass needs
 besides the tokens; it is an argument of every block, so a recomputed block sees the same one.
 
-Restricted to what Hugging Face's `olmo3moe` can hold: reordered norm, head-wise QK norm, unscaled
-RoPE, at most one shared expert without a gate, SwiGLU, no biases, no score bias.
+Both families run on this block, which OLMo-core configures: norms after attention and MLP
+(olmo3moe), before and after (peri-LN) or before (olmoe), a dense layer as a block that has nothing
+but a shared expert. Left out: scaled RoPE, several or gated shared experts, biases, score biases,
+linear attention, latent experts, scalable softmax, QK norms with gains per head.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from olmo_core.config import DType
-from olmo_core.nn.attention import AttentionBackendName, AttentionConfig, AttentionType
+from olmo_core.nn.attention import (
+    AttentionBackendName,
+    AttentionConfig,
+    AttentionType,
+    GateConfig,
+    GateGranularity,
+    SlidingWindowAttentionConfig,
+)
 from olmo_core.nn.ddp.block import OLMoDDPTransformerBlock, OLMoDDPTransformerBlockConfig
 from olmo_core.nn.ddp.model import OLMoDDPModel
 from olmo_core.nn.layer_norm import LayerNormConfig, LayerNormType
@@ -42,9 +51,14 @@ class AttentionView(Protocol):
     """What the queries of a pass may look at: their documents, or a cache."""
 
     def attend(
-        self, layer: int, q_THD: torch.Tensor, k_TGD: torch.Tensor, v_TGD: torch.Tensor
+        self,
+        layer: int,
+        q_THD: torch.Tensor,
+        k_TGD: torch.Tensor,
+        v_TGD: torch.Tensor,
+        window: int | None,
     ) -> torch.Tensor:
-        """Attended values `[T, H * D]`."""
+        """Attended values `[T, H * D]`; a query sees its newest `window` positions, or all."""
         ...
 
 
@@ -58,7 +72,8 @@ class ForwardPass:
     """RoPE cosines [T, head_dim]."""
     view: AttentionView
     forced_LTK: torch.Tensor | None
-    """Experts to use per layer, int64 [L, T, K], -1 = route natively; None without replay."""
+    """Experts to use, int64 [L, T, K] over ALL layers, -1 = route natively, dense layers' rows are
+    not read; None without replay."""
     observer: RoutingObserver
     head_rows_M: torch.Tensor
     """Rows that reach the output head, int64 [M]."""
@@ -77,18 +92,52 @@ class PortableBlock(OLMoDDPTransformerBlock):
         loss_div_factor: torch.Tensor | float | None = None,
     ) -> torch.Tensor:
         """One block over `[1, T, D]`."""
-        attended = x + self.attention_norm(self._attend(x, forward_pass))
-        routed = self._route(attended[0], forward_pass)[None]
-        shared = None if self.shared_experts is None else self.shared_experts(attended)[0]
+        attended = self._residual_attention(x, forward_pass)
+        mlp_input = self._prepare_moe_input(attended)
+        routed = self._route(mlp_input[0], forward_pass)[None]
+        shared = None if self.shared_experts is None else self.shared_experts(mlp_input)[0]
         return self._res_norm_mlp(attended, self._merge_routed_and_shared(routed, shared))
+
+    def combined_forward_shared_only(
+        self,
+        x: torch.Tensor,
+        *,
+        forward_pass: ForwardPass,
+        loss_div_factor: torch.Tensor | float | None = None,
+    ) -> torch.Tensor:
+        """One dense block over `[1, T, D]`."""
+        attended = self._residual_attention(x, forward_pass)
+        assert self.shared_experts is not None
+        dense = self.shared_experts(self._prepare_moe_input(attended))[0]
+        return self._res_norm_mlp(attended, dense)
+
+    def _residual_attention(self, x: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        if self.use_pre_norm:
+            return x + self._attend(self.attention_norm(x), forward_pass)
+        norm = self.attention_input_norm
+        return x + self.attention_norm(self._attend(x if norm is None else norm(x), forward_pass))
 
     def _attend(self, x: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
         attention: Any = self.attention
         q, k, v = attention._prepare_qkv(
             x, pos_sin=forward_pass.sin_TD, pos_cos=forward_pass.cos_TD
         )
-        values_TD = forward_pass.view.attend(self.block_idx, q[0], k[0], v[0])
-        return attention.w_out(values_TD)[None]
+        values_TD = forward_pass.view.attend(
+            self.block_idx, q[0], k[0], v[0], attention.window_size
+        )
+        return attention.w_out(self._gated(values_TD, x[0]))[None]
+
+    def _gated(self, values_TD: torch.Tensor, x_TD: torch.Tensor) -> torch.Tensor:
+        """Attended values times their gate, rounded as `Attention.forward` rounds it."""
+        attention: Any = self.attention
+        if attention.gate is None:
+            return values_TD
+        gate = attention.w_g(x_TD)
+        if attention.gate.full_precision:
+            gate = gate.float()
+        gate = torch.sigmoid(gate).to(values_TD.dtype)
+        # Head-wise there is one gate for each run of head_dim values.
+        return (values_TD.view(*gate.shape, -1) * gate.unsqueeze(-1)).view_as(values_TD)
 
     def _route(self, x_TD: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
         router, experts = self.routed_experts_router, self.routed_experts
@@ -144,18 +193,30 @@ class PortableModel(OLMoDDPModel):
 
     @property
     def router(self) -> ReplayRouter:
-        """The first layer's router; all layers are configured alike."""
-        router = next(iter(self.portable_blocks())).routed_experts_router
+        """The first routed layer's router; all are configured alike."""
+        router = self.portable_blocks()[self.routed_layers[0]].routed_experts_router
         assert isinstance(router, ReplayRouter)
         return router
+
+    @property
+    def routed_layers(self) -> tuple[int, ...]:
+        """Layers with a router, ascending; the others are dense."""
+        blocks = enumerate(self.portable_blocks())
+        return tuple(index for index, block in blocks if block.has_routed_experts)
 
     def portable_blocks(self) -> list[PortableBlock]:
         """The blocks, first to last."""
         return [block for block in self.blocks.values() if isinstance(block, PortableBlock)]
 
     def rotary_at(self, positions_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """RoPE sines and cosines at the positions, both float32 `[T, head_dim]`."""
+        """RoPE sines and cosines at the positions, both float32 `[T, head_dim]`.
+
+        Without RoPE they are empty, `[T, 0]`, and not read.
+        """
         rope = self.portable_blocks()[0].attention.rope
+        if rope is None:
+            empty = torch.zeros(len(positions_T), 0, device=positions_T.device)
+            return empty, empty
         assert isinstance(rope, RotaryEmbedding)
         buffers = rope.get_buffers(self.max_positions, positions_T.device)
         assert buffers.pos_sin is not None and buffers.pos_cos is not None
@@ -188,6 +249,8 @@ def model_config(model: Model, *, recompute: bool) -> PortableModelConfig:
         name=TransformerBlockType.moe_fused_v2,
         sequence_mixer=_attention_config(shape, norm, dtype),
         layer_norm=norm,
+        use_peri_norm=shape.use_peri_ln,
+        use_pre_norm=model.family == "olmoe",
         routed_experts=RoutedExpertsConfig(
             d_model=shape.hidden_size,
             hidden_size=shape.expert_hidden_size,
@@ -196,7 +259,13 @@ def model_config(model: Model, *, recompute: bool) -> PortableModelConfig:
             dtype=dtype,
         ),
         routed_experts_router=_router_config(shape, dtype),
-        shared_experts=_shared_config(shape, dtype),
+        shared_experts=_mlp_config(shape, shape.shared_expert_hidden_size, dtype),
+    )
+    dense = replace(
+        block,
+        routed_experts=None,
+        routed_experts_router=None,
+        shared_experts=_mlp_config(shape, shape.dense_hidden_size, dtype),
     )
     return PortableModelConfig(
         name=TransformerType.moe_fused_v2,
@@ -204,6 +273,9 @@ def model_config(model: Model, *, recompute: bool) -> PortableModelConfig:
         vocab_size=shape.vocab_size,
         n_layers=shape.num_layers,
         block=block,
+        block_overrides=dict.fromkeys(shape.dense_layers_indices, dense) or None,
+        embedding_norm=norm if shape.embed_norm else None,
+        embed_scale=None if shape.embed_scale == 1.0 else shape.embed_scale,
         lm_head=LMHeadConfig(name=LMHeadType.default, layer_norm=norm, bias=False, dtype=dtype),
         dtype=dtype,
         init_method=InitMethod.normal,
@@ -214,15 +286,31 @@ def model_config(model: Model, *, recompute: bool) -> PortableModelConfig:
 
 
 def _attention_config(shape: ModelShape, norm: LayerNormConfig, dtype: DType) -> AttentionConfig:
+    gate = shape.attention_gate_type
+    theta = shape.rope_theta
+    windows = [-1 if window is None else window for window in shape.windows]
     return AttentionConfig(
         name=AttentionType.default,
         n_heads=shape.num_attention_heads,
         n_kv_heads=shape.num_key_value_heads,
         head_dim=shape.head_dim,
         bias=False,
-        rope=RoPEConfig(theta=int(shape.rope_theta)),
+        # A whole number stays an integer: OLMo-core's type, and the same table as ever.
+        rope=RoPEConfig(theta=int(theta) if theta.is_integer() else theta)  # pyright: ignore
+        if shape.use_rope
+        else None,
         qk_norm=norm,
-        use_head_qk_norm=True,
+        use_head_qk_norm=shape.use_head_qk_norm,
+        gate=GateConfig(GateGranularity(gate), shape.attention_gate_full_precision)
+        if gate
+        else None,
+        sliding_window=SlidingWindowAttentionConfig(
+            pattern=windows,
+            force_full_attention_on_first_layer=False,
+            force_full_attention_on_last_layer=False,
+        )
+        if any(shape.windows)
+        else None,
         backend=AttentionBackendName.torch,
         dtype=dtype,
     )
@@ -234,19 +322,24 @@ def _router_config(shape: ModelShape, dtype: DType) -> ReplayRouterConfig:
         num_experts=shape.num_experts,
         top_k=shape.num_experts_per_token,
         gating_function=MoERouterGatingFunction(shape.router),
-        normalize_expert_weights=1.0 if shape.normalize_expert_weights else None,
+        normalize_expert_weights=shape.expert_weights_norm
+        if shape.normalize_expert_weights
+        else None,
+        restore_weight_scale=shape.restore_weight_scale,
+        original_top_k=shape.original_num_experts_per_token,
         lb_loss_weight=None,
         z_loss_weight=None,
         dtype=dtype,
     )
 
 
-def _shared_config(shape: ModelShape, dtype: DType) -> SharedExpertsConfig | None:
-    if shape.shared_expert_hidden_size == 0:
+def _mlp_config(shape: ModelShape, width: int, dtype: DType) -> SharedExpertsConfig | None:
+    """A shared expert, or a dense layer's MLP, of this inner width; None without one."""
+    if width == 0:
         return None
     return SharedExpertsConfig(
         d_model=shape.hidden_size,
-        hidden_size=shape.shared_expert_hidden_size,
+        hidden_size=width,
         num_experts=1,
         bias=False,
         dtype=dtype,

@@ -6,10 +6,12 @@ and loading writes through the same table, and the two cannot disagree.
 Dimension legend: D hidden size, E experts, H expert hidden size, V vocabulary.
 
     OLMo-core (blocks.N.)                  Hugging Face (model.layers.N.)
-    attention.w_{q,k,v,out}.weight         self_attn.{q,k,v,o}_proj.weight
+    attention.w_{q,k,v,out,g}.weight       self_attn.{q,k,v,o,g}_proj.weight
     attention.{q,k}_norm.weight            self_attn.{q,k}_norm.weight
     attention_norm.weight                  post_attention_layernorm.weight
     feed_forward_norm.weight               post_feedforward_layernorm.weight
+    attention_input_norm.weight            pre_attention_layernorm.weight
+    feed_forward_input_norm.weight         pre_feedforward_layernorm.weight
     routed_experts_router.weight [E*D]     mlp.router.gate.weight [E, D]
     routed_experts_router.score_bias [E]   mlp.router.e_score_correction_bias [E]  (our name)
     routed_experts.w_up_gate [E, 2H, D]    mlp.experts.e.{up,gate}_proj.weight [H, D]
@@ -17,10 +19,12 @@ Dimension legend: D hidden size, E experts, H expert hidden size, V vocabulary.
     shared_experts.w_up_gate [D, 2H]       mlp.shared_expert.{up,gate}_proj.weight [H, D]
     shared_experts.w_down [1, H, D]        mlp.shared_expert.down_proj.weight [D, H]
 
+In a block without a router the shared expert is the dense MLP, `mlp.{up,gate,down}_proj.weight`.
+
 Source: `olmo_core.nn.hf.convert.convert_olmo3moe_state_to_hf` (ai2-olmo-core 3.0), which the tests
 compare with tensor by tensor. `score_bias` is a buffer that Hugging Face's class does not have; the
-name is DeepSeek's. Left out, and refused by name: dense and linear-attention layers, attention gates,
-latent experts, biases, several shared experts, tied embeddings, sharded experts.
+name is DeepSeek's. Left out, and refused by name: linear attention, latent experts, biases, several
+shared experts, tied embeddings, sharded experts.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ _Views = Iterator[tuple[str, torch.Tensor]]
 
 _TOP = {
     "embeddings.weight": "model.embed_tokens.weight",
+    "embedding_norm.weight": "model.embed_norm.weight",
     "lm_head.norm.weight": "model.norm.weight",
     "lm_head.w_out.weight": "lm_head.weight",
 }
@@ -45,10 +50,13 @@ _SAME_LAYOUT = {
     "attention.w_k.weight": "self_attn.k_proj.weight",
     "attention.w_v.weight": "self_attn.v_proj.weight",
     "attention.w_out.weight": "self_attn.o_proj.weight",
+    "attention.w_g.weight": "self_attn.g_proj.weight",
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
     "attention_norm.weight": "post_attention_layernorm.weight",
     "feed_forward_norm.weight": "post_feedforward_layernorm.weight",
+    "attention_input_norm.weight": "pre_attention_layernorm.weight",
+    "feed_forward_input_norm.weight": "pre_feedforward_layernorm.weight",
     "routed_experts_router.score_bias": "mlp.router.e_score_correction_bias",
 }
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
@@ -98,9 +106,9 @@ def _views(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -
     if match and suffix in _SAME_LAYOUT:
         yield prefix + _SAME_LAYOUT[suffix], tensor
     elif match and suffix in _CUTS:
-        block = f"blocks.{match[1]}."
+        router = state.get(f"blocks.{match[1]}.routed_experts_router.weight")
         width = state["embeddings.weight"].shape[1]
-        num_experts = state[block + "routed_experts_router.weight"].numel() // width
+        num_experts = 0 if router is None else router.numel() // width
         for hf_suffix, view in _CUTS[suffix](tensor, width, num_experts):
             yield prefix + hf_suffix, view
     else:
@@ -128,13 +136,18 @@ def _cut_routed_down(weight_EHD: torch.Tensor, width: int, num_experts: int) -> 
 def _cut_shared_up_gate(weight_DH: torch.Tensor, width: int, num_experts: int) -> _Views:
     _expect(weight_DH, (width, None), "shared_experts.w_up_gate")
     up, gate = weight_DH.chunk(2, dim=1)
-    yield "mlp.shared_expert.up_proj.weight", up.T
-    yield "mlp.shared_expert.gate_proj.weight", gate.T
+    yield _mlp(num_experts) + "up_proj.weight", up.T
+    yield _mlp(num_experts) + "gate_proj.weight", gate.T
 
 
 def _cut_shared_down(weight_1HD: torch.Tensor, width: int, num_experts: int) -> _Views:
     _expect(weight_1HD, (1, None, width), "shared_experts.w_down")
-    yield "mlp.shared_expert.down_proj.weight", weight_1HD[0].T
+    yield _mlp(num_experts) + "down_proj.weight", weight_1HD[0].T
+
+
+def _mlp(num_experts: int) -> str:
+    """What stands for a shared expert: in a layer without experts it is the whole MLP."""
+    return "mlp.shared_expert." if num_experts else "mlp."
 
 
 _CUTS: dict[str, Callable[[torch.Tensor, int, int], _Views]] = {

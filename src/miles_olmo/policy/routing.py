@@ -4,7 +4,7 @@ Replay forces the experts; their weights are gathered from the LIVE scores, so t
 its gradient (R3, arXiv:2510.11370). Routes travel as an argument of each block. Recomputing a
 block in the backward pass therefore sees the same routes, and nothing has to stay switched on.
 
-Dimension legend: T rows of the pass, L routed layers, E experts, K experts per token.
+Dimension legend: T rows of the pass, L layers (routed layers in statistics), E experts, K experts per token.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class ReplayRouterConfig(MoERouterConfigV2):
 
 
 class RouteRecorder:
-    """Keeps the experts of each layer, for the engine."""
+    """Keeps the experts of each layer, for the engine; dense layers have all-zero rows."""
 
     def __init__(self, num_layers: int) -> None:
         self._indices: list[torch.Tensor | None] = [None] * num_layers
@@ -97,8 +97,9 @@ class RouteRecorder:
         self._indices[layer] = decision.indices_TK
 
     def routes_TLK(self) -> torch.Tensor:
-        """Experts used, int64 [T, L, K]."""
-        return torch.stack([indices for indices in self._indices if indices is not None], dim=1)
+        """Experts used, int64 [T, L, K] over all layers."""
+        nothing = next(torch.zeros_like(i) for i in self._indices if i is not None)
+        return torch.stack([nothing if i is None else i for i in self._indices], dim=1)
 
 
 class StatisticsRecorder:
@@ -113,7 +114,7 @@ class StatisticsRecorder:
     ) -> None:
         """
         Args:
-            num_layers: Routed layers.
+            num_layers: All layers; dense ones are never observed and have no statistics.
             gating: Sigmoid scores are normalised to sum to 1 before they are summed.
             counted_T: Rows that count, bool [T].
             replayed_T: Rows whose route is forced, bool [T]; None without replay.

@@ -69,13 +69,15 @@ class PolicyShape:
     vocab_size: int
     """Token ids are below this."""
     num_layers: int
-    """L: layers with routes."""
+    """L: all layers; routes have a row for each, zeros for a dense one."""
     top_k: int
     """K: experts per token."""
     num_experts: int
     """Expert ids are below this."""
     routes: bool = True
     """Routes are required (router replay) or neither asked for nor kept."""
+    routed_layers: tuple[int, ...] | None = None
+    """Layers with a router, the only ones whose routes are checked; None for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ class AnswerCheck:
     def _check_routes(self, choices: Sequence[Choice]) -> None:
         """Values of all rows at once: a group has many short arrays."""
         rows = [choice.rows_RLK for choice in choices if choice.rows_RLK is not None]
+        if self._shape.routed_layers is not None:
+            rows = [rows_RLK[:, self._shape.routed_layers] for rows_RLK in rows]
         if self._shape.num_experts > 1:
             self._check_filled(rows)
         rows_RLK = np.concatenate(rows)
