@@ -89,12 +89,12 @@ def test_validate_writes_nothing(quickstart, tmp_path):
 
 
 def test_every_problem_is_printed_with_file_line_and_column(edited, tmp_path):
-    edited(("temperature", "tempreature"), ('kind = "core"', 'kind = "vllm"'))
+    edited(("temperature", "tempreature"), ("count = 2", "tensor_parallel = 2"))
     for command in ("plan", "validate"):
         done = miles(command, "run.toml", cwd=tmp_path)
         assert (done.returncode, done.stdout) == (3, "")
         lines = done.stderr.splitlines()
-        assert [line.split()[1] for line in lines[:-1]] == ["E003", "E109"]
+        assert [line.split()[1] for line in lines[:-1]] == ["E003", "E106"]
         assert all(line.startswith("run.toml:") for line in lines[:-1])
         assert lines[-1] == "2 problems; more: miles explain CODE"
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]

@@ -22,7 +22,6 @@ MANIFEST_FAULTS = [
     ("E107", "count = 2", 'count = 2\ncolocate = "offload"', "colocate"),
     ("E108", "[train.packing]", "[train.parallel]\ndata = 2\n[train.packing]", "data = 2"),
     ("E108", "[train.packing]", "[train.parallel]\nexpert = 8\n[train.packing]", "expert = 8"),
-    ("E109", 'kind = "core"', 'kind = "vllm"', "kind"),
     ("E110", "samples_per_prompt = 8", "samples_per_prompt = 1", "samples_per_prompt"),
     ("E111", "temperature = 1.0", "temperature = 1.0\ntop_p = 0.9", "top_p"),
     ("E111", "temperature = 1.0", "temperature = 1.0\ntop_k = 5", "top_k"),
@@ -101,6 +100,7 @@ ROW_FAULTS = [
     ),
 ]
 TESTED_ELSEWHERE = {
+    "E109": "test_shapes_without_a_vllm_kernel_are_refused",
     "E116": "test_sections_that_measure_accuracy_need_evaluation_data",
     "E132": "test_a_verifier_that_the_reward_section_does_not_list_is_refused",
     "E137": "tests/tasks/test_prepare_data.py",
@@ -209,6 +209,23 @@ def test_combinations_that_work_are_accepted(edited, old, new):
         off = '[algorithm.advantage]\nbaseline = "none"\nstd = "none"\n\n[algorithm.clip]'
         changes.append(("[algorithm.clip]", off))
     build_plan(edited(*changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [("head_dim = 32", "head_dim = 16")],
+        [("expert_hidden_size = 128", "expert_hidden_size = 136")],
+        [("hidden_size = 128", "hidden_size = 136")],
+    ],
+)
+def test_shapes_without_a_vllm_kernel_are_refused(edited, changes):
+    vllm = ('kind = "core"', 'kind = "vllm"')
+    (problem,) = problems_of(edited(*changes, vllm))
+    assert problem.code == "E109"
+    assert changes[0][1].split()[0] in problem.what
+    build_plan(edited(*changes))
+    build_plan(edited(vllm))
 
 
 def test_reading_and_checking_report_together(edited):

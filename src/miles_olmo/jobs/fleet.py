@@ -21,6 +21,7 @@ def fleet_client(context: JobContext, tokenizer: TextTokenizer) -> FleetClient:
             shape.num_experts_per_token,
             shape.num_experts,
             routes=manifest.train.replay.enabled,
+            routed_layers=shape.routed_layers,
         ),
         decode=tokenizer.decode,
     )

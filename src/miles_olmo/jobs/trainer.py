@@ -18,6 +18,7 @@ from miles_olmo.grpo.source import SampleSource
 from miles_olmo.grpo.state import RunState
 from miles_olmo.grpo.warmup import SupervisedTrainer
 from miles_olmo.jobs.entry import JobContext, run_job
+from miles_olmo.jobs.fleet import fleet_client
 from miles_olmo.jobs.inputs import checked_input
 from miles_olmo.jobs.threads import configure_torch, threads_of
 from miles_olmo.manifest.models import Manifest
@@ -26,7 +27,7 @@ from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.records.expert_load import ExpertLoadLog
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.tracking import open_trackers
-from miles_olmo.rollout.client import FleetClient, PolicyShape
+from miles_olmo.rollout.client import FleetClient
 from miles_olmo.tasks.prompts import answer_ids, read_prompts
 from miles_olmo.tasks.tokenizer import TextTokenizer
 from miles_olmo.tasks.verifiers import find_verifier
@@ -42,22 +43,7 @@ def run_trainer(context: JobContext) -> None:
 async def _train(context: JobContext, manifest: Manifest) -> None:
     tokenizer_path = checked_input(context, "data.tokenizer")
     tokenizer = TextTokenizer.from_data(tokenizer_path, manifest.data)
-    shape = manifest.model.shape
-    client = FleetClient(
-        context.run.engines,
-        context.read_token(),
-        manifest.engines,
-        shape=PolicyShape(
-            shape.vocab_size,
-            shape.num_layers,
-            shape.num_experts_per_token,
-            shape.num_experts,
-            routes=manifest.train.replay.enabled,
-            routed_layers=shape.routed_layers,
-        ),
-        decode=tokenizer.decode,
-    )
-    async with client:
+    async with fleet_client(context, tokenizer) as client:
         run = build_run(context, manifest, client, tokenizer)
         await client.wait_ready()
         try:
