@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from miles_olmo.api.converting import convert_checkpoint, export_run
     from miles_olmo.api.planning import (
         check_plan,
         load_manifest,
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = [
     "cancel",
     "check_plan",
+    "convert_checkpoint",
+    "export_run",
     "find_run",
     "list_runs",
     "load_manifest",
@@ -63,6 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = "planning" if name in _PLANNING else "running"
+    if name in ("convert_checkpoint", "export_run"):
+        module = "converting"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)
 
 

@@ -20,7 +20,7 @@ from miles_olmo.algo.router_losses import RouterCounts
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.manifest.models import Model, Train
 from miles_olmo.policy import olmo3moe_tensors
-from miles_olmo.policy.export_tokenizer import ExportTokenizer
+from miles_olmo.policy.export_tokenizer import TokenizerSource
 from miles_olmo.policy.family import FamilyAdapter, PackOutput
 from miles_olmo.policy.olmo3moe_forward import count_experts, forward_pack, reference_logits
 from miles_olmo.policy.olmo3moe_model import PortableModel, build_model
@@ -65,11 +65,11 @@ class PortableAdapter:
         self,
         module: nn.Module,
         model: Model,
-        tokenizer: ExportTokenizer,
+        tokenizer: TokenizerSource,
         directory: Path,
         *,
-        plan_digest: str,
-        step: int,
+        plan_digest: str | None,
+        step: int | None,
     ) -> dict[str, Any]:
         """See `miles_olmo.policy.export.export_policy`."""
         # transformers is imported only where an export is made.

@@ -40,9 +40,8 @@ from miles_olmo.policy.export_code import (
     write_model_code,
 )
 from miles_olmo.policy.export_tokenizer import (
-    CopiedTokenizer,
-    ExportTokenizer,
     SpecialTokenIds,
+    TokenizerSource,
     write_tokenizer,
 )
 from miles_olmo.policy.tensor_files import file_groups, write_tensors
@@ -80,7 +79,7 @@ class LogitsCheck:
 def export_policy(
     tensors: Mapping[str, torch.Tensor],
     model: Model,
-    tokenizer: ExportTokenizer | CopiedTokenizer,
+    tokenizer: TokenizerSource,
     directory: Path,
     *,
     core_logits: Callable[[torch.Tensor], torch.Tensor],
@@ -100,7 +99,8 @@ def export_policy(
         check_dtype: In which the export is read back for the check, the dtype of `core_logits`; the
             model's when None.
         device: Where the check runs; `core_logits` gets its ids there.
-        step: Training step of the weights.
+        plan_digest: Plan of the run that trained the weights; None for weights of no run.
+        step: Training step of the weights; None for weights of no run.
         seed: Of the token batches that are compared.
 
     Returns:
@@ -143,7 +143,7 @@ def _write_files(
     directory: Path,
     tensors: Mapping[str, torch.Tensor],
     model: Model,
-    tokenizer: ExportTokenizer | CopiedTokenizer,
+    tokenizer: TokenizerSource,
 ) -> None:
     shape = model.shape
     ids = write_tokenizer(

@@ -44,6 +44,8 @@ class CopiedTokenizer:
     ids: SpecialTokenIds
 
 
+TokenizerSource = ExportTokenizer | CopiedTokenizer
+
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -64,7 +66,7 @@ def copy_tokenizer(source: Path, destination: Path) -> list[str]:
 
 
 def write_tokenizer(
-    source: ExportTokenizer | CopiedTokenizer,
+    source: TokenizerSource,
     directory: Path,
     *,
     vocab_size: int,

@@ -14,6 +14,7 @@
 from miles_olmo.base.codes import (
     checkpoint,
     engine,
+    imports,
     launch,
     loop,
     manifest,
@@ -26,7 +27,18 @@ from miles_olmo.base.codes.entry import Code
 
 CODES: dict[str, Code] = {
     entry.code: entry
-    for module in (manifest, plan, engine, training, policy, loop, checkpoint, launch, usage)
+    for module in (
+        manifest,
+        plan,
+        engine,
+        training,
+        policy,
+        loop,
+        checkpoint,
+        imports,
+        launch,
+        usage,
+    )
     for entry in module.ENTRIES
 }
 
