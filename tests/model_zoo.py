@@ -196,6 +196,19 @@ def random_prompts(
     ]
 
 
+def write_tokenizer(path: Path) -> Path:
+    """Write the zoo's tokenizer, one token per character."""
+    _tokenizer().save(str(path))
+    return path
+
+
+def load_exported(model: Model, directory: Path):
+    """The exported policy as transformers loads it, by the code that travels with it."""
+    from miles_olmo.policy.export_code import load_hugging_face
+
+    return load_hugging_face(directory, model.family, model.dtype).eval()
+
+
 def _tokenizer() -> Tokenizer:
     words = ["<pad>", "<bos>", "<eos>", *map(chr, range(32, 127))]
     words += [chr(0x100 + number) for number in range(VOCAB_SIZE - len(words))]

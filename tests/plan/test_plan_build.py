@@ -119,7 +119,7 @@ def changed_value(value):
     if isinstance(value, int | float):
         return value + 1
     if isinstance(value, list):
-        return [*value, value[-1] if value else 0]
+        return [*value, value[-1]] if value else [1]
     return f"{value}x" if isinstance(value, str) else 1
 
 

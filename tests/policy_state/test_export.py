@@ -18,6 +18,7 @@ from miles_olmo.manifest.models import Model, ModelShape
 from miles_olmo.policy import export as exports
 from miles_olmo.policy.export import export_policy
 from miles_olmo.policy.export_tokenizer import ExportTokenizer
+from miles_olmo.policy.olmo3moe_tensors import publication_tensors
 
 from .conftest import build_module
 from .portable_forward import block_forward
@@ -43,7 +44,16 @@ def tokenizer(tmp_path_factory) -> ExportTokenizer:
     return ExportTokenizer(path, eos_token="<eos>", bos_token="<bos>", pad_token="<pad>")
 
 
-def _model(dtype: str = "float32") -> Model:
+def _model(
+    dtype: str = "float32",
+    *,
+    shared: bool = True,
+    gating: str = "softmax",
+    router_options=None,
+    **_,
+) -> Model:
+    """The manifest's model that `build_module` builds with the same options."""
+    normalised = bool((router_options or {}).get("normalize_expert_weights"))
     shape = ModelShape(
         vocab_size=40,
         hidden_size=32,
@@ -54,7 +64,9 @@ def _model(dtype: str = "float32") -> Model:
         num_experts=4,
         num_experts_per_token=2,
         expert_hidden_size=24,
-        shared_expert_hidden_size=16,
+        shared_expert_hidden_size=16 if shared else 0,
+        router=gating,
+        normalize_expert_weights=normalised,
         max_position_embeddings=48,
     )
     return Model(dtype=dtype, shape=shape)
@@ -72,10 +84,12 @@ def _module(dtype: str = "float32", **options):
     return module.eval()
 
 
-def _export(module, tokenizer, directory: Path, dtype: str = "float32") -> dict:
+def _export(
+    module, tokenizer, directory: Path, dtype: str = "float32", model: Model | None = None
+) -> dict:
     return export_policy(
-        module,
-        _model(dtype),
+        dict(publication_tensors(module)),
+        model or _model(dtype),
         tokenizer,
         directory,
         core_logits=module,
@@ -96,7 +110,8 @@ def _export(module, tokenizer, directory: Path, dtype: str = "float32") -> dict:
 )
 def test_every_export_is_checked_against_the_policy(tokenizer, tmp_path, options, dtype):
     module = _module(dtype, **options)
-    report = _export(module, tokenizer, tmp_path / "export", dtype)
+    model = _model(dtype, **options)
+    report = _export(module, tokenizer, tmp_path / "export", dtype, model)
     check = report["logits_check"]
     assert check["max_abs_logit"] > 0.5
     assert check["num_tokens"] == 4 * 48 + 1 + 47
@@ -200,7 +215,7 @@ def test_an_export_that_computes_something_else_is_refused(tokenizer, tmp_path, 
     module, other = _module(dtype), _module(dtype, seed=3)
     with pytest.raises(CheckpointError) as caught:
         export_policy(
-            module,
+            dict(publication_tensors(module)),
             _model(dtype),
             tokenizer,
             tmp_path / "export",
@@ -221,7 +236,7 @@ def test_experts_whose_gate_and_up_are_swapped_are_noticed(tokenizer, tmp_path, 
             block.routed_experts.w_up_gate.copy_(torch.cat([gate, up], 1))
     with pytest.raises(CheckpointError, match="E430"):
         export_policy(
-            module,
+            dict(publication_tensors(module)),
             _model(dtype),
             tokenizer,
             tmp_path / "export",

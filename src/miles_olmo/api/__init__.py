@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from miles_olmo.api.converting import convert_checkpoint, export_run
     from miles_olmo.api.planning import (
         check_plan,
         load_manifest,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from miles_olmo.api.verifying import verify
 
 _MODULES = {
+    "converting": ("convert_checkpoint", "export_run"),
     "planning": (
         "check_plan",
         "load_manifest",
@@ -66,6 +68,8 @@ _MODULES = {
 __all__ = [
     "cancel",
     "check_plan",
+    "convert_checkpoint",
+    "export_run",
     "find_run",
     "list_runs",
     "load_manifest",

@@ -12,6 +12,7 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from miles_olmo.base.errors import UsageError
@@ -19,6 +20,7 @@ from miles_olmo.manifest.models import Manifest
 from miles_olmo.manifest.reading import read_manifest
 from miles_olmo.plan.build import build_plan, checked_manifest
 from miles_olmo.plan.compare import Difference, check_resume, state_differences
+from miles_olmo.plan.imported_model import fill_model
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.plan.read import check_plan, read_plan, write_plan
 from miles_olmo.tasks.prepare import prepare_data
@@ -40,7 +42,8 @@ __all__ = [
 
 
 def load_manifest(path: Path, *, overrides: Sequence[str] = ()) -> Manifest:
-    """Read a manifest; keys, types and ranges are checked, input files are not touched.
+    """Read a manifest; keys, types and ranges are checked. Of its input files only the description of
+    the model in `model.checkpoint` is read, which completes [model].
 
     Args:
         path: The TOML file.
@@ -50,7 +53,8 @@ def load_manifest(path: Path, *, overrides: Sequence[str] = ()) -> Manifest:
         ManifestErrors: Every unknown, missing or wrong key, with file, line and column.
         UsageError: E602, an override is not an assignment.
     """
-    manifest, _ = read_manifest(path, overrides=overrides)
+    fill = partial(fill_model, base=path.parent)
+    manifest, _ = read_manifest(path, overrides=overrides, fill=fill)
     return manifest
 
 

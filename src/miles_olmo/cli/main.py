@@ -21,7 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plan": ("plan", "Check a manifest and write the run plan."),
     "validate": ("plan", "Check a manifest, write nothing."),
     "explain": ("explain", "Explain an error code."),
-    "prepare": ("prepare", "Make the data that a manifest asks for."),
+    "prepare": ("prepare", "Make the data that a manifest asks for, or convert a checkpoint."),
     "launch": ("launch", "Start a run and follow it."),
     "status": ("status", "Show runs from their receipts and metrics."),
     "report": ("report", "Write an HTML page about a run."),
@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("logs", "Show the logs of a run's processes."),
     "cancel": ("cancel", "Stop a run."),
     "verify": ("verify", "Compare engine and trainer on a checkpoint."),
+    "export": ("export", "Write a checkpoint of a run for Hugging Face."),
     "doctor": ("doctor", "Say what is installed and what works here."),
 }
 

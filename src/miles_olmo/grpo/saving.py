@@ -22,6 +22,7 @@ from miles_olmo.policy.checkpoint import (
 )
 from miles_olmo.policy.export_tokenizer import ExportTokenizer
 from miles_olmo.policy.family import FamilyAdapter
+from miles_olmo.policy.initial_weights import load_initial_weights
 from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.records.receipts import ReceiptLog
 
@@ -75,7 +76,7 @@ class Saver:
 
     def start_from(self, checkpoint: Path) -> None:
         """Take the weights, and only the weights, of `model.checkpoint`."""
-        load_weights(checkpoint, self.module, self.adapter)
+        load_initial_weights(checkpoint, self.module, self.adapter)
         self.optimizer.refresh_masters()
 
     def save_reference(self, state: RunState, source: SampleSource) -> None:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from miles_olmo.base.canonical import file_sha256
 from miles_olmo.base.errors import InputError, LaunchError
+from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.jobs.entry import JobContext
+from miles_olmo.plan.model import RunPlan
 from miles_olmo.records.receipts import read_chain
 
 PREPARED = "inputs-prepared"
@@ -14,6 +16,11 @@ PREPARED = "inputs-prepared"
 
 
 def checked_input(context: JobContext, key: str) -> Path:
+    """Path of an input of a job, see `checked_plan_input`."""
+    return checked_plan_input(context.plan, context.run, key)
+
+
+def checked_plan_input(plan: RunPlan, run: RunDirectory, key: str) -> Path:
     """Path of an input whose bytes are those that were hashed.
 
     Local inputs are compared with the plan, produced ones with the receipt of the prepare job.
@@ -22,9 +29,9 @@ def checked_input(context: JobContext, key: str) -> Path:
         InputError: E352, the file is missing or its bytes have changed.
         LaunchError: E353, a produced input has no receipt.
     """
-    entry = next(item for item in context.plan.content.inputs if item.key == key)
-    path = context.plan.input_path(key, context.run.root)
-    expected = entry.sha256 or _prepared_sha256(context, key)
+    entry = next(item for item in plan.content.inputs if item.key == key)
+    path = plan.input_path(key, run.root)
+    expected = entry.sha256 or _prepared_sha256(run, key)
     actual = file_sha256(path) if path.is_file() else "no file"
     if actual != expected:
         raise InputError(
@@ -36,8 +43,8 @@ def checked_input(context: JobContext, key: str) -> Path:
     return path
 
 
-def _prepared_sha256(context: JobContext, key: str) -> str:
-    chain = read_chain(context.run.receipt_log("prepare"))
+def _prepared_sha256(run: RunDirectory, key: str) -> str:
+    chain = read_chain(run.receipt_log("prepare"))
     for event in reversed(chain.events):
         if event["type"] == PREPARED:
             return event["body"]["sha256"][key]

@@ -109,7 +109,8 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of weights and activations."""
     checkpoint: str | None = None
-    """Checkpoint directory of miles-olmo to start from; random initial weights when absent."""
+    """Where to start from: a Hugging Face directory, a converted checkpoint, or a checkpoint of a run;
+    random initial weights when absent. The first two fill in the rest of [model]."""
     shape: ModelShape
 
 

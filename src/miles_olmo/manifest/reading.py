@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,25 +40,34 @@ class Reading:
     """Known keys that were left out; checks that depend on them mean nothing."""
 
 
-def read_manifest(path: Path, *, overrides: Sequence[str] = ()) -> tuple[Manifest, Positions]:
+Fill = Callable[[dict[str, Any], Positions], list[Problem]]
+"""Completes a parsed manifest in place from files that it names; returns what is wrong with these."""
+
+
+def read_manifest(
+    path: Path, *, overrides: Sequence[str] = (), fill: Fill | None = None
+) -> tuple[Manifest, Positions]:
     """Read and validate a manifest; what goes together is checked in `miles_olmo.plan.checks`.
 
     Args:
         path: The TOML file.
         overrides: Assignments that replace keys, e.g. `"train.steps=20"`; values are TOML.
+        fill: Completes the manifest before its types are checked.
 
     Raises:
         ManifestErrors: Everything that is wrong, ordered by place.
         UsageError: E602, an override is not an assignment; E612, two set one key.
     """
-    reading = read_leniently(path, overrides=overrides)
+    reading = read_leniently(path, overrides=overrides, fill=fill)
     if reading.problems:
         raise ManifestErrors(reading.problems)
     assert reading.manifest is not None
     return reading.manifest, reading.positions
 
 
-def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
+def read_leniently(
+    path: Path, *, overrides: Sequence[str] = (), fill: Fill | None = None
+) -> Reading:
     """Like `read_manifest`, but what is readable is returned beside the problems.
 
     Raises:
@@ -77,12 +86,16 @@ def read_leniently(path: Path, *, overrides: Sequence[str] = ()) -> Reading:
     problems, positions = rename_misspelt_sections(document, positions)
     problems += _inexact_integers(document, positions)
     problems += _secret_values(document, positions)
+    unfilled = fill(document, positions) if fill is not None else []
+    problems += unfilled
     wrong: list[KeyPath] = []
     manifest = None
     try:
         manifest = Manifest.model_validate(document)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_input=False)
+        if unfilled:  # a shape that could not be read is not one that should have been written
+            errors = [entry for entry in errors if entry["loc"] != ("model", "shape")]
         problems += describe_errors(errors, document, positions)
         manifest = _without(document, [entry["loc"] for entry in errors])
         wrong = [entry["loc"] for entry in errors if entry["type"] != "extra_forbidden"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from miles_olmo.manifest.models import Manifest
@@ -12,6 +13,7 @@ from miles_olmo.manifest.reading import read_leniently
 from miles_olmo.manifest.reports import ManifestErrors, sort_problems
 from miles_olmo.plan.checks import check_manifest
 from miles_olmo.plan.hashing import code_version, git_commit
+from miles_olmo.plan.imported_model import fill_model
 from miles_olmo.plan.model import (
     JobSpec,
     LocalFacts,
@@ -61,7 +63,8 @@ def checked_manifest(
         ManifestErrors: Everything that is wrong, in one report.
         UsageError: E602, an override is not an assignment.
     """
-    reading = read_leniently(manifest_path, overrides=overrides)
+    fill = partial(fill_model, base=_base_directory(manifest_path))
+    reading = read_leniently(manifest_path, overrides=overrides, fill=fill)
     problems = list(reading.problems)
     inputs: tuple[PlanInput, ...] = ()
     if reading.manifest is not None:

@@ -37,7 +37,7 @@ def checkpoint_bytes(model: Model) -> int:
 
 
 def _routed(shape: ModelShape) -> int:
-    return len(shape.routed_layers)
+    return shape.num_layers - len(set(shape.dense_layers_indices))
 
 
 def _expert(shape: ModelShape) -> int:

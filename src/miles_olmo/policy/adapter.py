@@ -1,4 +1,9 @@
-"""The adapter of each model family."""
+"""The adapter of each model family.
+
+Families share the model, its forward pass and everything that is done with its tensors; what tells them
+apart is a table of names and the Hugging Face class (`olmo3moe_model.model_config` reads the
+placement of the norms from `model.family`).
+"""
 
 from __future__ import annotations
 
@@ -15,16 +20,18 @@ from miles_olmo.algo.router_losses import RouterCounts
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.manifest.models import Model, Train
 from miles_olmo.policy import olmo3moe_tensors
-from miles_olmo.policy.export_tokenizer import ExportTokenizer
+from miles_olmo.policy.export_tokenizer import TokenizerSource
 from miles_olmo.policy.family import FamilyAdapter, PackOutput
 from miles_olmo.policy.olmo3moe_forward import count_experts, forward_pack, reference_logits
 from miles_olmo.policy.olmo3moe_model import PortableModel, build_model
+from miles_olmo.policy.olmo3moe_tensors import TensorNames
 
 
-class Olmo3MoeAdapter:
-    """`olmo3moe`: OLMo-core's MoE stack, Hugging Face names of the same family."""
+class PortableAdapter:
+    """A family on the portable block over OLMo-core's MoE stack."""
 
-    name = "olmo3moe"
+    name: str
+    names: TensorNames
 
     def build(
         self, model: Model, train: Train | None, *, device: torch.device, seed: int
@@ -48,35 +55,76 @@ class Olmo3MoeAdapter:
 
     def publication_tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """See `olmo3moe_tensors.publication_tensors`."""
-        return olmo3moe_tensors.publication_tensors(module)
+        return olmo3moe_tensors.publication_tensors(module, self.names)
 
     def load_tensors(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `olmo3moe_tensors.load_tensors`."""
-        olmo3moe_tensors.load_tensors(module, tensors)
+        olmo3moe_tensors.load_tensors(module, tensors, self.names)
 
     def export(
         self,
         module: nn.Module,
         model: Model,
-        tokenizer: ExportTokenizer,
+        tokenizer: TokenizerSource,
         directory: Path,
         *,
-        plan_digest: str,
-        step: int,
+        plan_digest: str | None,
+        step: int | None,
     ) -> dict[str, Any]:
         """See `miles_olmo.policy.export.export_policy`."""
         # transformers is imported only where an export is made.
         from miles_olmo.policy.export import export_policy
 
+        comparable, dtype = self.comparable(module, model)
         return export_policy(
-            module,
+            dict(self.publication_tensors(module)),
             model,
             tokenizer,
             directory,
-            core_logits=partial(self.logits, module),
+            core_logits=partial(self.logits, comparable),
             plan_digest=plan_digest,
             step=step,
+            check_dtype=dtype,
+            device=next(module.parameters()).device,
         )
+
+    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
+        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
+        return module, model.dtype
+
+
+class Olmo3MoeAdapter(PortableAdapter):
+    """`olmo3moe`: OLMo-core's MoE stack, Hugging Face names of the same family."""
+
+    name = "olmo3moe"
+    names = olmo3moe_tensors.OLMO3MOE
+
+
+class OlmoeAdapter(PortableAdapter):
+    """`olmoe`: the published OLMoE-1B-7B layout, on the same stack with pre-norm blocks.
+
+    In bfloat16 the class of transformers rounds the router's logits and every expert's share, ours
+    does not: experts may differ where two are nearly tied. So the two are compared in float32, which
+    holds every bfloat16 weight exactly.
+    """
+
+    name = "olmoe"
+    names = olmo3moe_tensors.OLMOE
+
+    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
+        if model.dtype == "float32":
+            return module, model.dtype
+        twin_model = model.model_copy(update={"dtype": "float32"})
+        device = next(module.parameters()).device
+        twin = self.build(twin_model, None, device=device, seed=0)
+        weights = self.publication_tensors(module)
+        self.load_tensors(twin, {name: tensor.float() for name, tensor in weights})
+        return twin, "float32"
+
+
+ADAPTERS: Mapping[str, type[PortableAdapter]] = {
+    adapter.name: adapter for adapter in (Olmo3MoeAdapter, OlmoeAdapter)
+}
 
 
 def _portable(module: nn.Module) -> PortableModel:
@@ -90,11 +138,11 @@ def adapter_for(family: str) -> FamilyAdapter:
     Raises:
         TrainingError: E331, no adapter is written for the family.
     """
-    if family == Olmo3MoeAdapter.name:
-        return Olmo3MoeAdapter()
-    raise TrainingError(
-        "E331",
-        f'model.family = "{family}"',
-        why="no adapter is written for it",
-        fix='set model.family = "olmo3moe"',
-    )
+    if family not in ADAPTERS:
+        raise TrainingError(
+            "E331",
+            f'model.family = "{family}"',
+            why="no adapter is written for it",
+            fix="set model.family to " + " or ".join(f'"{name}"' for name in ADAPTERS),
+        )
+    return ADAPTERS[family]()

@@ -1,17 +1,17 @@
-"""A Hugging Face checkpoint of an `olmo3moe` policy, checked by its logits on every export.
+"""A Hugging Face checkpoint of a policy, checked by its logits on every export.
 
     export/
       config.json, generation_config.json
       model.safetensors             (or model-00001-of-0000N.safetensors and an index)
       tokenizer.json, tokenizer_config.json
-      configuration_olmo3moe.py, modeling_olmo3moe.py
+      configuration_olmo3moe.py, modeling_olmo3moe.py     (olmo3moe only)
       miles_export.json             where it came from, the logits check, sha256 of every file
 
-The model code travels with the weights (see `miles_olmo.policy.export_code`), so
-`AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)` works with neither
-miles-olmo nor OLMo-core installed.
+The model code of a class that transformers does not have travels with the weights (see
+`miles_olmo.policy.export_code`), so `AutoModelForCausalLM.from_pretrained(directory,
+trust_remote_code=True)` works with neither miles-olmo nor OLMo-core installed.
 
-Left out: a dtype other than the policy's own, and what OLMo-core's Hugging Face class cannot express.
+Left out: a dtype other than the policy's own, and what the family's class cannot express.
 """
 
 from __future__ import annotations
@@ -25,18 +25,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from miles_olmo.base.canonical import file_sha256
 from miles_olmo.base.errors import CheckpointError
 from miles_olmo.base.seeds import derive_seed
+from miles_olmo.manifest.hugging_face import FAMILIES, write_hugging_face
 from miles_olmo.manifest.models import Model
 from miles_olmo.policy.atomic_directory import atomic_directory, remove_leftovers
-from miles_olmo.policy.export_code import CONFIG_CLASS, MODEL_CLASS, write_model_code
-from miles_olmo.policy.export_tokenizer import ExportTokenizer, SpecialTokenIds, write_tokenizer
-from miles_olmo.policy.olmo3moe_tensors import publication_tensors
+from miles_olmo.policy.export_code import (
+    CONFIG_CLASS,
+    MODEL_CLASS,
+    config_class,
+    load_hugging_face,
+    write_model_code,
+)
+from miles_olmo.policy.export_tokenizer import (
+    SpecialTokenIds,
+    TokenizerSource,
+    write_tokenizer,
+)
 from miles_olmo.policy.tensor_files import file_groups, write_tensors
 
+_CPU = torch.device("cpu")
 SCHEMA = "miles-olmo/export/v1"
 REPORT = "miles_export.json"
 MAX_FILE_BYTES = 4 * 1024**3
@@ -67,14 +77,16 @@ class LogitsCheck:
 
 
 def export_policy(
-    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
     model: Model,
-    tokenizer: ExportTokenizer,
+    tokenizer: TokenizerSource,
     directory: Path,
     *,
     core_logits: Callable[[torch.Tensor], torch.Tensor],
-    plan_digest: str,
-    step: int,
+    plan_digest: str | None,
+    step: int | None,
+    check_dtype: str | None = None,
+    device: torch.device = _CPU,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Write the policy to `directory` and check that it reads back as the same policy.
@@ -82,8 +94,13 @@ def export_policy(
     The directory appears only when the check has passed; one that is there is replaced.
 
     Args:
+        tensors: Every tensor of the policy, under its Hugging Face name.
         core_logits: Logits of the policy for token ids int64 [B, T]: float [B, T, V].
-        step: Training step of the weights.
+        check_dtype: In which the export is read back for the check, the dtype of `core_logits`; the
+            model's when None.
+        device: Where the check runs; `core_logits` gets its ids there.
+        plan_digest: Plan of the run that trained the weights; None for weights of no run.
+        step: Training step of the weights; None for weights of no run.
         seed: Of the token batches that are compared.
 
     Returns:
@@ -96,8 +113,9 @@ def export_policy(
     try:
         remove_leftovers(directory.parent, re.escape(directory.name))
         with atomic_directory(directory) as writing:
-            _write_files(writing, module, model, tokenizer)
-            check = _check_logits(writing, model, core_logits, seed, _device(module))
+            _write_files(writing, tensors, model, tokenizer)
+            dtype = check_dtype or model.dtype
+            check = check_logits(writing, model, core_logits, dtype=dtype, device=device, seed=seed)
             report = {
                 "schema": SCHEMA,
                 "plan_digest": plan_digest,
@@ -122,64 +140,41 @@ def export_policy(
 
 
 def _write_files(
-    directory: Path, module: nn.Module, model: Model, tokenizer: ExportTokenizer
+    directory: Path,
+    tensors: Mapping[str, torch.Tensor],
+    model: Model,
+    tokenizer: TokenizerSource,
 ) -> None:
-    write_description(directory, module, model, tokenizer)
-    write_model_code(directory)
-    _write_weights(directory, dict(publication_tensors(module)))
+    write_description(directory, model, tokenizer)
+    if model.family == "olmo3moe":
+        write_model_code(directory)
+    _write_weights(directory, tensors)
 
 
-def write_description(
-    directory: Path, module: nn.Module, model: Model, tokenizer: ExportTokenizer
-) -> None:
+def write_description(directory: Path, model: Model, tokenizer: TokenizerSource) -> None:
     """Write configuration and tokenizer: all that a program must know before it has weights.
 
     Raises:
         CheckpointError: E431, the policy has no Hugging Face form; E433, the tokenizer does not fit.
     """
     shape = model.shape
-    config = _hugging_face_config(module)
     ids = write_tokenizer(
         tokenizer,
         directory,
         vocab_size=shape.vocab_size,
         max_length=shape.max_position_embeddings,
     )
-    _write_config(directory, config, model, ids)
+    _write_config(directory, model, ids)
 
 
-def _hugging_face_config(module: nn.Module) -> Any:
-    """OLMo-core's translation of the module's structure."""
-    from olmo_core.nn.hf.config import get_hf_config
-
-    try:
-        return get_hf_config(module)  # pyright: ignore[reportArgumentType]
-    except NotImplementedError as error:
-        raise CheckpointError(
-            "E431",
-            f"the policy cannot be exported: {error}",
-            why="the Hugging Face class would compute something else",
-            fix="use a model shape that olmo3moe can express",
-        ) from error
-
-
-def _write_config(directory: Path, config: Any, model: Model, ids: SpecialTokenIds) -> None:
+def _write_config(directory: Path, model: Model, ids: SpecialTokenIds) -> None:
     token_ids = {"bos_token_id": ids.bos, "eos_token_id": ids.eos, "pad_token_id": ids.pad}
-    config.update(
-        {
-            **token_ids,
-            "max_position_embeddings": model.shape.max_position_embeddings,
-            "architectures": ["Olmo3MoeForCausalLM"],
-            "dtype": model.dtype,
-        }
-    )
-    content = {
-        **json.loads(config.to_json_string(use_diff=False)),
-        "auto_map": {
-            "AutoConfig": CONFIG_CLASS,
-            "AutoModelForCausalLM": MODEL_CLASS,
-        },
-    }
+    config = config_class(model.family)(**write_hugging_face(model), **token_ids)
+    architecture = FAMILIES[model.family].architecture
+    config.update({"architectures": [architecture], "dtype": model.dtype})
+    content = json.loads(config.to_json_string(use_diff=False))
+    if model.family == "olmo3moe":
+        content["auto_map"] = {"AutoConfig": CONFIG_CLASS, "AutoModelForCausalLM": MODEL_CLASS}
     (directory / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
     generation = {key: value for key, value in token_ids.items() if value is not None}
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
@@ -202,19 +197,28 @@ def _write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None
     (directory / "model.safetensors.index.json").write_text(text)
 
 
-def _check_logits(
+def check_logits(
     directory: Path,
     model: Model,
     core_logits: Callable[[torch.Tensor], torch.Tensor],
-    seed: int,
-    device: torch.device,
+    *,
+    dtype: str,
+    device: torch.device = _CPU,
+    code: str = "E430",
+    seed: int = 0,
 ) -> LogitsCheck:
-    """Compare the policy with what a user of the export would load.
+    """Compare the policy with what a user of a Hugging Face checkpoint would load.
+
+    Args:
+        directory: The checkpoint.
+        dtype: In which it is loaded, the dtype of `core_logits`.
+        device: Where both run; `core_logits` gets its ids there.
+        code: Of the error.
 
     Raises:
-        CheckpointError: E430.
+        CheckpointError: E430 (or `code`), the logits differ; E431, the class has other tensors.
     """
-    exported = _load_exported(directory, model).to(device).eval()
+    exported = load_hugging_face(directory, model.family, dtype).to(device)
     differences, largest = [], 0.0
     # Not inference_mode: tables that the policy caches on the way must stay usable for training.
     with torch.no_grad():
@@ -225,7 +229,7 @@ def _check_logits(
             differences.append((ours_BTV - theirs_BTV).abs().amax(-1).flatten())
             largest = max(largest, ours_BTV.abs().max().item())
     difference_N = torch.cat(differences)
-    bound = LOGITS_BOUND[model.dtype] * max(1.0, largest)
+    bound = LOGITS_BOUND[dtype] * max(1.0, largest)
     check = LogitsCheck(
         max_abs_difference=difference_N.max().item(),
         max_abs_logit=largest,
@@ -234,29 +238,18 @@ def _check_logits(
         num_tokens_beyond=int((~(difference_N <= bound)).sum()),  # NaN is beyond
         seed=seed,
     )
-    if check.num_tokens_beyond > MAX_SHARE_BEYOND[model.dtype] * check.num_tokens:
+    if check.num_tokens_beyond > MAX_SHARE_BEYOND[dtype] * check.num_tokens:
         raise CheckpointError(
-            "E430",
-            f"the export's logits differ from the policy's by up to {check.max_abs_difference:.3g}, "
-            f"by more than {bound:.3g} at {check.num_tokens_beyond} of {check.num_tokens} tokens",
-            why="users of the export would run another policy than the one that was trained",
+            code,
+            "the Hugging Face checkpoint's logits differ from the policy's by up to "
+            f"{check.max_abs_difference:.3g}, by more than {bound:.3g} at "
+            f"{check.num_tokens_beyond} of {check.num_tokens} tokens",
+            why="its users would run another policy than the one on the other side",
             fix="use the tested versions of torch, transformers and ai2-olmo-core",
             # Text, since NaN is not JSON.
             **{key: str(value) for key, value in asdict(check).items()},
         )
     return check
-
-
-def _load_exported(directory: Path, model: Model) -> nn.Module:
-    """The exported model through the exported code, not through OLMo-core's own classes.
-
-    OLMo-core registers its classes with the `Auto*` factories of this process, which would win over
-    the directory's code.
-    """
-    from transformers.dynamic_module_utils import get_class_from_dynamic_module
-
-    model_class = get_class_from_dynamic_module(MODEL_CLASS, str(directory))
-    return model_class.from_pretrained(str(directory), dtype=getattr(torch, model.dtype))
 
 
 def _token_batches(model: Model, seed: int) -> list[torch.Tensor]:
@@ -266,10 +259,6 @@ def _token_batches(model: Model, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(derive_seed(seed, "export-logits"))
     sizes = [(4, longest), (1, 1), (1, max(1, longest - 1))]
     return [torch.randint(0, shape.vocab_size, size, generator=generator) for size in sizes]
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
 
 
 def _versions() -> dict[str, str]:

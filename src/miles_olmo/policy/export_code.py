@@ -1,4 +1,7 @@
-"""The model code of an export: OLMo-core's own files, and what current transformers releases need.
+"""The Hugging Face classes of each family, and the model code of an export.
+
+`OlmoeForCausalLM` is part of transformers. For `olmo3moe` the code is OLMo-core's own files, and what
+current transformers releases need.
 
 OLMo-core ships the `olmo3moe` classes in `olmo_core.nn.moe.v2.hf`. They are copied whole; `_ADDITIONS`
 is appended to the modeling file and changes nothing in this process. Names at the end of a module
@@ -7,7 +10,14 @@ win over earlier ones when functions look them up, so nothing needs to be cut ou
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from miles_olmo.base.errors import CheckpointError
 
 CONFIG_CLASS = "configuration_olmo3moe.Olmo3MoeConfig"
 MODEL_CLASS = "modeling_olmo3moe.Olmo3MoeForCausalLM"
@@ -65,3 +75,59 @@ def write_model_code(directory: Path) -> None:
         name = reference.split(".")[0] + ".py"
         text = (folder / name).read_text(encoding="utf-8")
         (directory / name).write_text(text + additions, encoding="utf-8")
+
+
+def config_class(family: str) -> Any:
+    """The family's configuration class."""
+    if family == "olmoe":
+        from transformers import OlmoeConfig
+
+        return OlmoeConfig
+    from olmo_core.nn.moe.v2.hf.configuration_olmo3moe import Olmo3MoeConfig
+
+    return Olmo3MoeConfig
+
+
+def model_class(family: str) -> Any:
+    """The family's model class, as exports carry it, whatever code lies beside the weights.
+
+    OLMo-core registers its own classes with the `Auto*` factories of this process; these would win
+    over the code that is exported.
+    """
+    if family == "olmoe":
+        from transformers import OlmoeForCausalLM
+
+        return OlmoeForCausalLM
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+
+    with tempfile.TemporaryDirectory() as directory:
+        write_model_code(Path(directory))
+        return get_class_from_dynamic_module(MODEL_CLASS, directory)
+
+
+def load_hugging_face(directory: Path, family: str, dtype: str) -> nn.Module:
+    """The model of a Hugging Face checkpoint, for inference; no code of the directory is run.
+
+    Raises:
+        CheckpointError: E431, the class has other tensors than the checkpoint.
+    """
+    model, report = model_class(family).from_pretrained(
+        str(directory),
+        dtype=getattr(torch, dtype),
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are in the report
+    )
+    wrong = [
+        f"{name} ({kind})"
+        for kind, key in (("missing", "missing_keys"), ("not in the class", "unexpected_keys"))
+        for name in sorted(report[key])
+    ] + [f"{name} (another shape)" for name, *_ in sorted(report["mismatched_keys"])]
+    if wrong:
+        raise CheckpointError(
+            "E431",
+            f"{len(wrong)} tensors do not fit the class of {family}, first {wrong[0]}",
+            why="the Hugging Face class would compute something else",
+            fix="use a model shape that the family can express",
+            tensors=wrong,
+        )
+    return model.eval()

@@ -31,12 +31,46 @@ class SpecialTokenIds:
     """Ids for config.json and generation_config.json."""
 
     bos: int | None
-    eos: int
-    pad: int
+    eos: int | list[int] | None
+    pad: int | None
+
+
+@dataclass(frozen=True)
+class CopiedTokenizer:
+    """The tokenizer files of another checkpoint, taken over byte for byte."""
+
+    folder: Path
+    """Holds any of `TOKENIZER_FILES`."""
+    ids: SpecialTokenIds
+
+
+TokenizerSource = ExportTokenizer | CopiedTokenizer
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+
+
+def copy_tokenizer(source: Path, destination: Path) -> list[str]:
+    """Copy the tokenizer files that `source` has; returns their names."""
+    names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
+    for name in names:
+        shutil.copyfile(source / name, destination / name)
+    return names
 
 
 def write_tokenizer(
-    source: ExportTokenizer, directory: Path, *, vocab_size: int, max_length: int
+    source: TokenizerSource,
+    directory: Path,
+    *,
+    vocab_size: int,
+    max_length: int,
 ) -> SpecialTokenIds:
     """Write tokenizer.json and tokenizer_config.json, loadable by `PreTrainedTokenizerFast`.
 
@@ -44,6 +78,9 @@ def write_tokenizer(
         CheckpointError: E433, the file is no tokenizer, lacks a named token, or is too large.
         OSError: the files could not be read or written.
     """
+    if isinstance(source, CopiedTokenizer):
+        copy_tokenizer(source.folder, directory)
+        return source.ids
     from tokenizers import Tokenizer
 
     try:

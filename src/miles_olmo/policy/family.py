@@ -17,7 +17,7 @@ from torch import nn
 from miles_olmo.algo.pack import Pack
 from miles_olmo.algo.router_losses import RouterCounts
 from miles_olmo.manifest.models import Model, Train
-from miles_olmo.policy.export_tokenizer import ExportTokenizer
+from miles_olmo.policy.export_tokenizer import TokenizerSource
 
 
 @dataclass(frozen=True)
@@ -83,15 +83,23 @@ class FamilyAdapter(Protocol):
         """Expert counts of a global batch without gradient, for global losses without replay."""
         ...
 
+    def logits(self, module: nn.Module, ids_BT: torch.Tensor) -> torch.Tensor:
+        """Logits of every position `[B, T, V]`, natively routed, without gradient."""
+        ...
+
+    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
+        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
+        ...
+
     def export(
         self,
         module: nn.Module,
         model: Model,
-        tokenizer: ExportTokenizer,
+        tokenizer: TokenizerSource,
         directory: Path,
         *,
-        plan_digest: str,
-        step: int,
+        plan_digest: str | None,
+        step: int | None,
     ) -> dict[str, Any]:
         """Write a Hugging Face checkpoint, check its logits against the module, return the figures."""
         ...

@@ -1,4 +1,4 @@
-"""Names and layouts: OLMo-core's `OLMoDDPModel` on one side, Hugging Face `olmo3moe` on the other.
+"""Names and layouts: OLMo-core's `OLMoDDPModel` on one side, Hugging Face's classes on the other.
 
 Every tensor of the module's state is cut into VIEWS in the Hugging Face layout, so publication reads
 and loading writes through the same table, and the two cannot disagree.
@@ -21,8 +21,11 @@ Dimension legend: D hidden size, E experts, H expert hidden size, V vocabulary.
 
 In a block without a router the shared expert is the dense MLP, `mlp.{up,gate,down}_proj.weight`.
 
+That is `olmo3moe`. In `olmoe` the norms stand before attention and MLP and are called by that
+(input_layernorm, post_attention_layernorm), and the router is mlp.gate.weight.
+
 Source: `olmo_core.nn.hf.convert.convert_olmo3moe_state_to_hf` (ai2-olmo-core 3.0), which the tests
-compare with tensor by tensor. `score_bias` is a buffer that Hugging Face's class does not have; the
+compare with tensor by tensor; `OlmoeForCausalLM` (transformers), as public checkpoints are saved. `score_bias` is a buffer that Hugging Face's class does not have; the
 name is DeepSeek's. Left out, and refused by name: linear attention, latent experts, biases, several
 shared experts, tied embeddings, sharded experts.
 """
@@ -31,6 +34,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -39,30 +43,62 @@ from miles_olmo.base.errors import CheckpointError, EngineError
 
 _Views = Iterator[tuple[str, torch.Tensor]]
 
+
+@dataclass(frozen=True)
+class TensorNames:
+    """What a family calls its tensors."""
+
+    family: str
+    top: Mapping[str, str]
+    """Outside the layers: Hugging Face name by OLMo-core name."""
+    same_layout: Mapping[str, str]
+    """In a layer, with the same layout on both sides."""
+    router: str
+    """The router's matrix in a layer."""
+
+
 _TOP = {
     "embeddings.weight": "model.embed_tokens.weight",
-    "embedding_norm.weight": "model.embed_norm.weight",
     "lm_head.norm.weight": "model.norm.weight",
     "lm_head.w_out.weight": "lm_head.weight",
 }
-_SAME_LAYOUT = {
+_ATTENTION = {
     "attention.w_q.weight": "self_attn.q_proj.weight",
     "attention.w_k.weight": "self_attn.k_proj.weight",
     "attention.w_v.weight": "self_attn.v_proj.weight",
     "attention.w_out.weight": "self_attn.o_proj.weight",
-    "attention.w_g.weight": "self_attn.g_proj.weight",
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
-    "attention_norm.weight": "post_attention_layernorm.weight",
-    "feed_forward_norm.weight": "post_feedforward_layernorm.weight",
-    "attention_input_norm.weight": "pre_attention_layernorm.weight",
-    "feed_forward_input_norm.weight": "pre_feedforward_layernorm.weight",
-    "routed_experts_router.score_bias": "mlp.router.e_score_correction_bias",
 }
+OLMO3MOE = TensorNames(
+    family="olmo3moe",
+    top={**_TOP, "embedding_norm.weight": "model.embed_norm.weight"},
+    same_layout={
+        **_ATTENTION,
+        "attention.w_g.weight": "self_attn.g_proj.weight",
+        "attention_norm.weight": "post_attention_layernorm.weight",
+        "feed_forward_norm.weight": "post_feedforward_layernorm.weight",
+        "attention_input_norm.weight": "pre_attention_layernorm.weight",
+        "feed_forward_input_norm.weight": "pre_feedforward_layernorm.weight",
+        "routed_experts_router.score_bias": "mlp.router.e_score_correction_bias",
+    },
+    router="mlp.router.gate.weight",
+)
+OLMOE = TensorNames(
+    family="olmoe",
+    top=_TOP,
+    same_layout={
+        **_ATTENTION,
+        "attention_norm.weight": "input_layernorm.weight",
+        "feed_forward_norm.weight": "post_attention_layernorm.weight",
+    },
+    router="mlp.gate.weight",
+)
+_ROUTER = "routed_experts_router.weight"
 _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 
 
-def publication_tensors(module: nn.Module) -> _Views:
+def publication_tensors(module: nn.Module, names: TensorNames = OLMO3MOE) -> _Views:
     """Every tensor of the policy once, parameters and buffers, under its Hugging Face name.
 
     Yields:
@@ -75,10 +111,12 @@ def publication_tensors(module: nn.Module) -> _Views:
     state = module.state_dict()
     _refuse_shared_storage(state)
     for name, tensor in state.items():
-        yield from _views(name, tensor.detach(), state)
+        yield from _views(name, tensor.detach(), state, names)
 
 
-def load_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_tensors(
+    module: nn.Module, tensors: Mapping[str, torch.Tensor], names: TensorNames = OLMO3MOE
+) -> None:
     """Copy `tensors` into the module; inverse of `publication_tensors`.
 
     All or nothing: names, shapes, dtypes and finiteness are checked before the first copy.
@@ -87,7 +125,7 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None
         EngineError: E411 missing or extra names, E412 wrong shapes or dtypes, E413 NaN or infinity.
         CheckpointError: E410, the module holds a tensor that has no Hugging Face name.
     """
-    views = dict(publication_tensors(module))
+    views = dict(publication_tensors(module, names))
     _check_names(views, tensors)
     _check_layouts(views, tensors)
     _check_finite(tensors)
@@ -96,27 +134,28 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None
             view.copy_(tensors[name])
 
 
-def _views(name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor]) -> _Views:
+def _views(
+    name: str, tensor: torch.Tensor, state: Mapping[str, torch.Tensor], names: TensorNames
+) -> _Views:
     """Cut one tensor of the module's state into views in the Hugging Face layout."""
-    if name in _TOP:
-        yield _TOP[name], tensor
+    if name in names.top:
+        yield names.top[name], tensor
         return
     match = _BLOCK.fullmatch(name)
     prefix, suffix = (f"model.layers.{match[1]}.", match[2]) if match else ("", name)
-    if match and suffix in _SAME_LAYOUT:
-        yield prefix + _SAME_LAYOUT[suffix], tensor
+    if match and suffix in names.same_layout:
+        yield prefix + names.same_layout[suffix], tensor
+    elif match and suffix == _ROUTER:
+        width = state["embeddings.weight"].shape[1]
+        yield prefix + names.router, tensor.view(-1, width)
     elif match and suffix in _CUTS:
-        router = state.get(f"blocks.{match[1]}.routed_experts_router.weight")
+        router = state.get(f"blocks.{match[1]}.{_ROUTER}")
         width = state["embeddings.weight"].shape[1]
         num_experts = 0 if router is None else router.numel() // width
         for hf_suffix, view in _CUTS[suffix](tensor, width, num_experts):
             yield prefix + hf_suffix, view
     else:
-        raise _unmapped(name, tensor, "this family's layout has no place for it")
-
-
-def _cut_router(weight: torch.Tensor, width: int, num_experts: int) -> _Views:
-    yield "mlp.router.gate.weight", weight.view(num_experts, width)
+        raise _unmapped(name, tensor, f"the layout of {names.family} has no place for it")
 
 
 def _cut_routed_up_gate(weight_EHD: torch.Tensor, width: int, num_experts: int) -> _Views:
@@ -151,7 +190,6 @@ def _mlp(num_experts: int) -> str:
 
 
 _CUTS: dict[str, Callable[[torch.Tensor, int, int], _Views]] = {
-    "routed_experts_router.weight": _cut_router,
     "routed_experts.w_up_gate": _cut_routed_up_gate,
     "routed_experts.w_down": _cut_routed_down,
     "shared_experts.w_up_gate": _cut_shared_up_gate,
@@ -171,9 +209,9 @@ def _expect(tensor: torch.Tensor, shape: tuple[int | None, ...], name: str) -> N
 def _unmapped(name: str, tensor: torch.Tensor, why: str) -> CheckpointError:
     return CheckpointError(
         "E410",
-        f"tensor '{name}' {list(tensor.shape)} of the policy has no olmo3moe name",
+        f"tensor '{name}' {list(tensor.shape)} of the policy has no Hugging Face name",
         why=why,
-        fix="use a model shape that olmo3moe can express",
+        fix="use a model shape that the family can express",
         tensor=name,
     )
 

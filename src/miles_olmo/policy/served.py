@@ -32,7 +32,7 @@ def write_served(model: Model, tokenizer: ExportTokenizer, directory: Path) -> N
     adapter = adapter_for(model.family)
     module = adapter.build(model, None, device=torch.device("meta"), seed=0)
     with atomic_directory(directory, durable=False) as writing:
-        write_description(writing, module, model, tokenizer)
+        write_description(writing, model, tokenizer)
         config = json.loads((writing / "config.json").read_text())
         config.pop("auto_map", None)  # the engine has its own code for the family
         (writing / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

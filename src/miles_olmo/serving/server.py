@@ -59,6 +59,11 @@ class VllmServer:
         self._reader.start()
 
     @property
+    def pid(self) -> int:
+        """Process id of the HTTP server; vLLM's other processes are its children."""
+        return self._child.pid
+
+    @property
     def url(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"

@@ -14,6 +14,7 @@
 from miles_olmo.base.codes import (
     checkpoint,
     engine,
+    imports,
     launch,
     loop,
     manifest,
@@ -38,6 +39,7 @@ CODES: dict[str, Code] = {
         records,
         verification,
         checkpoint,
+        imports,
         launch,
         usage,
     )

@@ -59,9 +59,9 @@ _TENSORS: tuple[Code, ...] = (
     Code(
         code="E410",
         title="a tensor of the policy has no Hugging Face name",
-        cause="The policy holds a parameter or buffer that the olmo3moe layout cannot express, so a "
+        cause="The policy holds a parameter or buffer that its family's layout cannot express, so a "
         "publication or an export would silently leave it out.",
-        example="a model with tied embeddings, an attention gate, or two shared experts",
+        example="a model with tied embeddings, latent experts, or two shared experts",
         fix="Choose a model shape within [model.shape]; those keys are all expressible.",
         exit_code=EXIT_RUN,
     ),
@@ -123,7 +123,7 @@ _EXPORT: tuple[Code, ...] = (
     Code(
         code="E431",
         title="the policy cannot be exported",
-        cause="OLMo-core's Hugging Face class cannot express it.",
+        cause="The family's Hugging Face class has other tensors than the policy.",
         example="a router with a score bias",
         fix="Choose a model shape within [model.shape].",
         exit_code=EXIT_RUN,

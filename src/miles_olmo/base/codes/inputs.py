@@ -7,7 +7,7 @@ ENTRIES: tuple[Code, ...] = (
         code="E123",
         title="checkpoint not found",
         cause="model.checkpoint names a directory that is not there, or one without a complete "
-        "checkpoint of miles-olmo.",
+        "checkpoint of miles-olmo and without a Hugging Face config.json.",
         example='[model]\ncheckpoint = "runs/old/checkpoints/step-000080"   # no such directory',
         fix="Name a complete checkpoint directory, or remove the key to start from random weights.",
         exit_code=EXIT_MANIFEST,

@@ -52,7 +52,7 @@ ENTRIES: tuple[Code, ...] = (
         title="unknown model family",
         cause="No adapter is written for the family that the manifest names.",
         example='[model]\nfamily = "olmo2"',
-        fix='Use a family that this version supports: "olmo3moe".',
+        fix='Use a family that this version supports: "olmo3moe" or "olmoe".',
         exit_code=EXIT_RUN,
     ),
 )

@@ -15,6 +15,7 @@ from miles_olmo.manifest.positions import KeyPath, Positions
 from miles_olmo.plan.checks.finding import Finding, is_involved, locate
 from miles_olmo.plan.checks.inputs import Inspection, checkpoint_input, inspect_local
 from miles_olmo.plan.checks.layout import LAYOUT_CHECKS
+from miles_olmo.plan.checks.model import MODEL_CHECKS
 from miles_olmo.plan.checks.objective import OBJECTIVE_CHECKS
 from miles_olmo.plan.checks.prepared import inspect_prepared
 from miles_olmo.plan.model import PlanInput
@@ -41,6 +42,8 @@ def check_manifest(
         The inputs, hashed, and every problem.
     """
     findings: list[Finding] = []
+    for model_check in MODEL_CHECKS:
+        findings += model_check(manifest.model)
     for check in (*LAYOUT_CHECKS, *OBJECTIVE_CHECKS):
         findings += check(manifest)
     inspection = _inspect(manifest, base, shown_base, wrong)

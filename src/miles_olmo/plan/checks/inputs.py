@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from miles_olmo.base.errors import InputError
 from miles_olmo.base.problems import Problem
 from miles_olmo.base.suggest import closest, did_you_mean
+from miles_olmo.manifest.hugging_face import CONFIG
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.plan.checks.finding import Finding
 from miles_olmo.plan.hashing import local_input
@@ -63,8 +65,10 @@ def checkpoint_input(m: Manifest, base: Path, result: Inspection) -> None:
     if written is None:
         return
     path = base / written
-    if not (path / CHECKPOINT_MARK).is_file():
-        missing = f"it has no {CHECKPOINT_MARK}, so it is not a complete checkpoint"
+    if (path / CONFIG).is_file():
+        result.findings += _hugging_face_weights(path, written)
+    elif not (path / CHECKPOINT_MARK).is_file():
+        missing = f"it has neither {CHECKPOINT_MARK} nor {CONFIG}, so it is no complete checkpoint"
         result.findings.append(
             Finding(
                 "E123",
@@ -76,6 +80,27 @@ def checkpoint_input(m: Manifest, base: Path, result: Inspection) -> None:
         )
         return
     result.inputs.append(local_input("model.checkpoint", written, base))
+
+
+def _hugging_face_weights(path: Path, written: str) -> Iterator[Finding]:
+    """The weight files that a Hugging Face directory lacks."""
+    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
+    what = f"model.checkpoint = '{written}' lacks weights"
+    fix = "download or copy the whole checkpoint, as safetensors"
+    if index.is_file():
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = f"{index.name} cannot be read: {error}"
+            yield Finding("E174", ("model.checkpoint",), what, why, fix)
+            return
+        missing = sorted(name for name in names if not (path / name).is_file())
+        if missing:
+            why = f"{index.name} names {len(missing)} files that are not there, first {missing[0]}"
+            yield Finding("E174", ("model.checkpoint",), what, why, fix)
+    elif not single.is_file():
+        why = f"it has neither {single.name} nor {index.name}"
+        yield Finding("E174", ("model.checkpoint",), what, why, fix)
 
 
 def _hash_present(m: Manifest, base: Path, result: Inspection) -> set[str]:

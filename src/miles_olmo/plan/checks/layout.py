@@ -1,4 +1,4 @@
-"""Checks of the model's shape and of what runs where."""
+"""Checks of what runs where."""
 
 from __future__ import annotations
 
@@ -6,48 +6,6 @@ from collections.abc import Iterator
 
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.plan.checks.finding import Check, Finding
-
-_WIDTHS = ("hidden_size", "head_dim", "expert_hidden_size", "shared_expert_hidden_size")
-
-
-def widths(m: Manifest) -> Iterator[Finding]:
-    for name in _WIDTHS:
-        width = getattr(m.model.shape, name)
-        if width % 8:
-            up = -(-width // 8) * 8
-            yield Finding(
-                "E101",
-                (f"model.shape.{name}",),
-                f"{name} = {width} is not a multiple of 8",
-                "grouped matrix products need rows of whole 16-byte words",
-                f"set {name} = {up}",
-            )
-
-
-def heads(m: Manifest) -> Iterator[Finding]:
-    shape = m.model.shape
-    if shape.num_attention_heads % shape.num_key_value_heads:
-        yield Finding(
-            "E102",
-            ("model.shape.num_key_value_heads", "model.shape.num_attention_heads"),
-            f"num_key_value_heads = {shape.num_key_value_heads} does not divide "
-            f"num_attention_heads = {shape.num_attention_heads}",
-            "every key-value head serves the same number of query heads",
-            f"set num_key_value_heads to a divisor of {shape.num_attention_heads}",
-        )
-
-
-def experts(m: Manifest) -> Iterator[Finding]:
-    shape = m.model.shape
-    if shape.num_experts_per_token > shape.num_experts:
-        yield Finding(
-            "E103",
-            ("model.shape.num_experts_per_token", "model.shape.num_experts"),
-            f"num_experts_per_token = {shape.num_experts_per_token} with "
-            f"num_experts = {shape.num_experts}",
-            "a token is sent to an expert at most once",
-            f"set num_experts_per_token to at most {shape.num_experts}",
-        )
 
 
 def trainer_parallelism(m: Manifest) -> Iterator[Finding]:
@@ -139,12 +97,4 @@ def vllm_kernels(m: Manifest) -> Iterator[Finding]:
             )
 
 
-LAYOUT_CHECKS: tuple[Check, ...] = (
-    widths,
-    heads,
-    experts,
-    trainer_parallelism,
-    packs,
-    engines,
-    vllm_kernels,
-)
+LAYOUT_CHECKS: tuple[Check, ...] = (trainer_parallelism, packs, engines, vllm_kernels)

@@ -1,0 +1,237 @@
+"""The converting job: a checkpoint in one layout, written in the other, both sides' logits compared.
+
+    python -m miles_olmo.jobs.convert SOURCE DESTINATION [--step N] [--dtype DTYPE]
+
+    SOURCE                                        DESTINATION
+    Hugging Face directory                        converted checkpoint, for `model.checkpoint`
+    converted checkpoint                          Hugging Face directory
+    run, or a checkpoint inside one               Hugging Face directory
+
+The destination appears when the check has passed, or not at all. The last line of standard output is
+one JSON object: the result, or the error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import traceback
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from miles_olmo.base.canonical import file_sha256
+from miles_olmo.base.codes.entry import EXIT_BUG
+from miles_olmo.base.errors import CheckpointError, MilesError, UsageError
+from miles_olmo.base.lifeline import hold_lifeline
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.jobs.inputs import checked_plan_input
+from miles_olmo.manifest.hugging_face import CONFIG
+from miles_olmo.plan.imported_model import read_model
+from miles_olmo.plan.read import read_plan
+from miles_olmo.policy.adapter import adapter_for
+from miles_olmo.policy.atomic_directory import atomic_directory
+from miles_olmo.policy.checkpoint import load_weights, newest_complete, visible_checkpoints
+from miles_olmo.policy.export import check_logits
+from miles_olmo.policy.export_tokenizer import CopiedTokenizer, ExportTokenizer, SpecialTokenIds
+from miles_olmo.policy.hugging_face_weights import read_hugging_face_weights
+from miles_olmo.policy.initial_weights import cast_like, load_named
+from miles_olmo.policy.weights_checkpoint import (
+    complete_weights_checkpoint,
+    is_weights_checkpoint,
+    open_weights_checkpoint,
+    read_weights,
+    write_weights_checkpoint,
+)
+
+SCHEMA = "miles-olmo/conversion/v1"
+_CPU = torch.device("cpu")
+
+
+def convert(
+    source: Path, destination: Path, *, step: int | None = None, dtype: str | None = None
+) -> dict[str, Any]:
+    """Convert `source` into `destination`.
+
+    Args:
+        step: Which checkpoint of a run; the newest complete one when None.
+        dtype: Of the converted weights; only for a Hugging Face source.
+
+    Returns:
+        The receipt: direction, source, destination and the logits check.
+
+    Raises:
+        UsageError: E443 the destination exists, E444 the source is none of the three, E446 the run has
+            no such checkpoint.
+        CheckpointError: E17x the model is not supported, E440 and E441 unreadable or other weights,
+            E442 or E430 other logits, E445 or E432 the files could not be written.
+    """
+    if destination.exists():
+        raise UsageError(
+            "E443",
+            f"{destination} exists",
+            why="what is there might be a checkpoint that is in use",
+            fix="name another destination, or remove it",
+        )
+    if (source / CONFIG).is_file():
+        return _to_core(source, destination, dtype)
+    if dtype is not None:
+        raise _unconvertible(source, "a dtype can be chosen only for Hugging Face weights")
+    if is_weights_checkpoint(source):
+        return _converted_to_hugging_face(source, destination)
+    return _run_to_hugging_face(source, destination, step)
+
+
+def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, Any]:
+    """A Hugging Face directory becomes a converted checkpoint, which is read back for the check."""
+    model = read_model(source, dtype=dtype)
+    adapter = adapter_for(model.family)
+    module = adapter.build(model, None, device=_CPU, seed=0)
+    load_named(source, cast_like(read_hugging_face_weights(source), module), module, adapter)
+    tokenizer = CopiedTokenizer(source, _token_ids(source))
+    try:
+        with atomic_directory(destination) as writing:
+            tensors = dict(adapter.publication_tensors(module))
+            write_weights_checkpoint(writing, tensors, model, tokenizer)
+            load_named(writing, read_weights(writing), module, adapter)
+            comparable, checked_dtype = adapter.comparable(module, model)
+            check = check_logits(
+                source,
+                model,
+                partial(adapter.logits, comparable),
+                dtype=checked_dtype,
+                code="E442",
+            )
+            receipt = {
+                "schema": SCHEMA,
+                "direction": "to-core",
+                "source": str(source.resolve()),
+                "source_config_sha256": file_sha256(source / CONFIG),
+                "family": model.family,
+                "dtype": model.dtype,
+                "logits_check": asdict(check),
+            }
+            complete_weights_checkpoint(writing, receipt)
+    except OSError as error:
+        raise CheckpointError(
+            "E445",
+            f"{destination} could not be written: {error.strerror or error}",
+            why="a converted checkpoint needs room for one copy of the weights",
+            fix="free disk space or choose another directory",
+            path=str(destination),
+        ) from error
+    return {**receipt, "destination": str(destination.resolve())}
+
+
+def _converted_to_hugging_face(source: Path, destination: Path) -> dict[str, Any]:
+    checkpoint = open_weights_checkpoint(source)
+    model = checkpoint.model
+    adapter = adapter_for(model.family)
+    module = adapter.build(model, None, device=_CPU, seed=0)
+    load_named(source, read_weights(source), module, adapter)
+    report = adapter.export(
+        module, model, checkpoint.tokenizer, destination, plan_digest=None, step=None
+    )
+    return _exported(source, destination, report)
+
+
+def _run_to_hugging_face(source: Path, destination: Path, step: int | None) -> dict[str, Any]:
+    run, checkpoint = _checkpoint_of_run(source, step)
+    plan = read_plan(run.plan)
+    model, data = plan.manifest.model, plan.manifest.data
+    adapter = adapter_for(model.family)
+    module = adapter.build(model, None, device=_CPU, seed=0)
+    load_weights(checkpoint, module, adapter)
+    tokenizer = ExportTokenizer(
+        checked_plan_input(plan, run, "data.tokenizer"), data.eos_token, data.bos_token
+    )
+    report = adapter.export(
+        module,
+        model,
+        tokenizer,
+        destination,
+        plan_digest=plan.digest,
+        step=int(checkpoint.name.removeprefix("step-")),
+    )
+    return _exported(checkpoint, destination, report)
+
+
+def _exported(source: Path, destination: Path, report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "direction": "to-hugging-face",
+        "source": str(source.resolve()),
+        "destination": str(destination.resolve()),
+        **{key: report[key] for key in ("family", "dtype", "step", "logits_check")},
+    }
+
+
+def _checkpoint_of_run(source: Path, step: int | None) -> tuple[RunDirectory, Path]:
+    """The run and its checkpoint, from either's directory."""
+    inside = RunDirectory(source.resolve().parent.parent)
+    if step is None and inside.plan.is_file() and source.resolve().parent == inside.checkpoints:
+        return inside, source.resolve()
+    run = RunDirectory(source.resolve())
+    if not run.plan.is_file():
+        raise _unconvertible(source, f"it has no {CONFIG}, and no run's plan.json belongs to it")
+    if step is not None:
+        path = run.checkpoint(step)
+        found = path if path.is_dir() else None
+    else:
+        found = newest_complete(run.checkpoints).path
+    if found is None:
+        steps = ", ".join(map(str, sorted(visible_checkpoints(run.checkpoints)))) or "none"
+        raise UsageError(
+            "E446",
+            f"run {run.run_id} has no {'complete checkpoint' if step is None else f'step {step}'}",
+            why=f"its checkpoints are of the steps: {steps}",
+            fix="name one of these with --step",
+        )
+    return run, found
+
+
+def _token_ids(source: Path) -> SpecialTokenIds:
+    config = json.loads((source / CONFIG).read_text())
+    return SpecialTokenIds(*(config.get(f"{name}_token_id") for name in ("bos", "eos", "pad")))
+
+
+def _unconvertible(source: Path, why: str) -> UsageError:
+    return UsageError(
+        "E444",
+        f"{source} cannot be converted",
+        why=why,
+        fix="name a Hugging Face directory, a converted checkpoint, a run, or a checkpoint in one",
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Convert; print the result or the error as the last line of standard output."""
+    parser = argparse.ArgumentParser(prog="python -m miles_olmo.jobs.convert")
+    parser.add_argument("source", type=Path)
+    parser.add_argument("destination", type=Path)
+    parser.add_argument("--step", type=int, help="checkpoint of a run")
+    parser.add_argument("--dtype", help="of the converted weights")
+    arguments = parser.parse_args(argv)
+    hold_lifeline()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        result = convert(
+            arguments.source, arguments.destination, step=arguments.step, dtype=arguments.dtype
+        )
+    except MilesError as error:
+        print(json.dumps({"schema": SCHEMA, "error": error.as_json()}), flush=True)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        return EXIT_BUG
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
