@@ -54,6 +54,7 @@ def start(settings: dict[str, Any]) -> Any:
         config={**settings["config"], "attempt": settings["attempt"]},
         settings=wandb.Settings(
             console="off",
+            quiet=True,
             disable_code=True,
             disable_git=True,
             x_disable_meta=True,
