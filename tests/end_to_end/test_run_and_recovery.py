@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CANARY, Launch, Launcher, small_manifest
+from miles_olmo.api import report
 from miles_olmo.base.processes import group_members
 from miles_olmo.records.catalogue import CATALOGUE
 from miles_olmo.records.metrics import read_metrics
@@ -87,6 +88,11 @@ def test_a_runs_metrics_are_those_of_the_catalogue_in_the_phases_and_rows_that_i
                 assert not any(has), f"{metric.name} is recorded although {metric.when} is not so"
             else:
                 assert any(has) if metric.when else all(has), f"{metric.name} in {phase}"
+
+
+def test_the_report_of_a_run_has_data_in_every_plot(whole: Launch, tmp_path: Path):
+    result = report(whole.run.root, output=tmp_path / "index.html")
+    assert {plot.name: plot.notes for plot in result.plots if plot.notes} == {}
 
 
 def test_the_policy_changes_and_is_evaluated(whole: Launch):

@@ -182,10 +182,10 @@ def _key(plot: LinePlot, line: Line, series: RunSeries, num_runs: int) -> str:
 
 
 def _legend(axes: Axes, keys: Sequence[tuple[str, str, object]]) -> None:
-    """Above the axes, where it hides nothing."""
+    """Above the axes, where it hides nothing; a long one makes the figure higher."""
     handles = [axes.plot([], [], color=color, linestyle=dash)[0] for _, color, dash in keys]
     longest = max(len(label) for label, *_ in keys)
-    columns = min(len(keys), max(1, 78 // (longest + 7)))
+    columns = min(len(keys), max(1, 94 // (longest + 7)))
     legend = axes.legend(
         handles,
         [f"{number}" for number in range(len(keys))],  # set below: "_x" would be left out
@@ -200,6 +200,9 @@ def _legend(axes: Axes, keys: Sequence[tuple[str, str, object]]) -> None:
         text.set_text(label)
     rows = -(-len(keys) // columns)
     axes.set_title(axes.get_title("left"), pad=6 + 13 * rows)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(HEIGHT + 0.17 * max(0, rows - 1))
 
 
 # Stacks

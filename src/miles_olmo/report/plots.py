@@ -206,10 +206,10 @@ PLOTS: tuple[Plot, ...] = (
         "Least and most used expert",
         "uniform shares",
         (
-            Line("most used (mean over layers)", "router/load_imbalance"),
-            Line("least used (any layer)", "router/min_load_share"),
+            Line("most used", "router/load_imbalance"),
+            Line("least used", "router/min_load_share"),
         ),
-        "Both are 1 when every expert gets the same.",
+        "The most used one is a mean over layers, the least used one that of any layer; both are 1 in balance.",
         reference=1.0,
     ),
     LinePlot(
@@ -317,6 +317,6 @@ PLOTS: tuple[Plot, ...] = (
             Line("train", "perf/train_time"),
             Line("publish", "perf/publish_time"),
         ),
-        "Evaluations and checkpoints are not part of a step.",
+        "Evaluations and checkpoints are not part of it.",
     ),
 )
