@@ -130,6 +130,34 @@ def test_a_trainer_killed_in_mid_run_resumes_with_the_same_samples_and_losses(
     assert losses(second) == losses(whole)
 
 
+def test_a_collapse_alarm_stops_the_run_at_a_checkpoint_from_which_it_can_go_on(
+    launch: Launcher, manifest: Path
+):
+    changes = (
+        *("--set", 'train.collapse_alarm={share=1.0, steps=3, action="stop"}'),
+        *("--set", "logging.tensorboard=true"),
+    )
+    first = launch(manifest, "collapsed", *changes)  # some expert is always below its share
+    assert first.wait() == 6, first.text()
+    assert "E318: experts collapsed at step" in first.text()
+    steps = [row.step for row in first.train_rows()]
+    assert len(steps) < 12 and first.run.checkpoint_steps()[-1] == steps[-1]
+    (warning,) = [
+        event["body"]
+        for event in merge_receipts(first.run.receipts).events
+        if event["type"] == "experts-collapsed"
+    ]
+    assert warning["step"] == steps[-1] and warning["layers"]
+    assert {"router/collapsed_experts", "logging/tensorboard_faults"} <= set(
+        first.train_rows()[-1].values
+    )
+    more = (*changes[:1], 'train.collapse_alarm={share=1.0, steps=3, action="warn"}', *changes[2:])
+    second = launch(manifest, "collapsed", *more, "--resume", "collapsed", "--accept-changes")
+    assert second.wait() == 0, second.text()
+    assert [row.step for row in second.train_rows()] == list(range(1, 13))
+    assert len(list((second.run.root / "tensorboard").iterdir())) == 2
+
+
 def test_an_engine_killed_in_mid_run_is_restarted_and_changes_no_sample(
     launch: Launcher, manifest: Path, whole: Launch
 ):

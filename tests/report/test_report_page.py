@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from recorded_runs import begin, end, launcher, make_run, write_steps
 
 from miles_olmo.api import report
 from miles_olmo.base.errors import UsageError
+from miles_olmo.cli.main import main
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.report.plots import PLOTS
 
@@ -182,6 +184,23 @@ def test_two_runs_share_the_plots_and_a_legend_tells_them_apart(tmp_path):
     assert {"first", "second"} <= words(drawn["reward"])
     assert note_of(page, "entropy").startswith("second: ")
     assert "first" in words(drawn["entropy"])  # alone, but it must still be clear whose line it is
+
+
+def test_the_command_says_what_it_wrote_and_what_has_no_data(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path / "runs" / "tiny-1")
+    arguments = ["report", "tiny", "--runs", str(tmp_path / "runs")]
+    monkeypatch.setattr(sys, "argv", ["miles", *arguments, "--json"])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "miles-olmo/report/v1" and document["run_ids"] == ["tiny-1"]
+    assert Path(document["path"]) == run.root / "report" / "index.html"
+    run.expert_load.unlink()
+    monkeypatch.setattr(sys, "argv", ["miles", *arguments])
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    shown = capsys.readouterr().out
+    assert "index.html" in shown and re.search(r"without data:\n  Expert load +The run left", shown)
 
 
 def test_a_run_is_not_compared_with_itself(tmp_path):
