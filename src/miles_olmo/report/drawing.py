@@ -46,7 +46,7 @@ def drawing_style() -> Iterator[None]:
     """matplotlib's defaults with our type and colours; the caller's settings return afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(TYPE)
+        matplotlib.rcParams.update(TYPE)  # pyright: ignore[reportCallIssue, reportArgumentType]
         yield
 
 

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from miles_olmo.records.catalogue import CATALOGUE
+
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
@@ -61,9 +63,9 @@ def start(settings: dict[str, Any]) -> Any:
             x_disable_machine_info=True,
         ),
     )
-    run.define_metric("step/*", hidden=True)
     run.define_metric("warmup/*", step_metric="step/warmup")
-    run.define_metric("*", step_metric="step/train")
+    for prefix in sorted({name.partition("/")[0] for name in CATALOGUE}):
+        run.define_metric(f"{prefix}/*", step_metric="step/train")
     return run
 
 
