@@ -35,7 +35,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
-    install(session, "train,dev")
+    install(session, "train,report,tensorboard,wandb,dev")
     session.run("pytest", *session.posargs, env=ONE_THREAD)
 
 
@@ -52,5 +52,5 @@ def lint(session: nox.Session) -> None:
 @nox.session
 def typecheck(session: nox.Session) -> None:
     """Static types of the package."""
-    install(session, "train,dev")
+    install(session, "train,report,tensorboard,dev")
     session.run("pyright")

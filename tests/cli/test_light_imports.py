@@ -9,7 +9,7 @@ for heavy in ("torch", "olmo_core", "vllm", "transformers"):
     sys.modules[heavy] = None  # importing it raises ImportError
 import miles_olmo
 names = ["miles_olmo.rollout.client"]
-for layer in ("base", "wire", "manifest", "tasks", "plan", "records", "launch", "api", "cli"):
+for layer in ("base", "wire", "manifest", "tasks", "plan", "records", "report", "launch", "api", "cli"):
     package = importlib.import_module(f"miles_olmo.{layer}")
     names += [m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
 for name in names:

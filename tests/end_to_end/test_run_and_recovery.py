@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conftest import CANARY, Launch, Launcher, small_manifest
+from miles_olmo.api import report
 from miles_olmo.base.processes import group_members
 from miles_olmo.records.catalogue import CATALOGUE
 from miles_olmo.records.metrics import read_metrics
@@ -89,6 +90,11 @@ def test_a_runs_metrics_are_those_of_the_catalogue_in_the_phases_and_rows_that_i
                 assert any(has) if metric.when else all(has), f"{metric.name} in {phase}"
 
 
+def test_the_report_of_a_run_has_data_in_every_plot(whole: Launch, tmp_path: Path):
+    result = report(whole.run.root, output=tmp_path / "index.html")
+    assert {plot.name: plot.notes for plot in result.plots if plot.notes} == {}
+
+
 def test_the_policy_changes_and_is_evaluated(whole: Launch):
     rows = whole.train_rows()
     assert any(row.values["rollout/skipped_step"] == 0 for row in rows)
@@ -122,6 +128,34 @@ def test_a_trainer_killed_in_mid_run_resumes_with_the_same_samples_and_losses(
     assert second.wait() == 0, second.text()
     assert consumed(second) == consumed(whole)
     assert losses(second) == losses(whole)
+
+
+def test_a_collapse_alarm_stops_the_run_at_a_checkpoint_from_which_it_can_go_on(
+    launch: Launcher, manifest: Path
+):
+    changes = (
+        *("--set", 'train.collapse_alarm={share=1.0, steps=3, action="stop"}'),
+        *("--set", "logging.tensorboard=true"),
+    )
+    first = launch(manifest, "collapsed", *changes)  # some expert is always below its share
+    assert first.wait() == 6, first.text()
+    assert "E318: experts collapsed at step" in first.text()
+    steps = [row.step for row in first.train_rows()]
+    assert len(steps) < 12 and first.run.checkpoint_steps()[-1] == steps[-1]
+    (warning,) = [
+        event["body"]
+        for event in merge_receipts(first.run.receipts).events
+        if event["type"] == "experts-collapsed"
+    ]
+    assert warning["step"] == steps[-1] and warning["layers"]
+    assert {"router/collapsed_experts", "logging/tensorboard_faults"} <= set(
+        first.train_rows()[-1].values
+    )
+    more = (*changes[:1], 'train.collapse_alarm={share=1.0, steps=3, action="warn"}', *changes[2:])
+    second = launch(manifest, "collapsed", *more, "--resume", "collapsed", "--accept-changes")
+    assert second.wait() == 0, second.text()
+    assert [row.step for row in second.train_rows()] == list(range(1, 13))
+    assert len(list((second.run.root / "tensorboard").iterdir())) == 2
 
 
 def test_an_engine_killed_in_mid_run_is_restarted_and_changes_no_sample(

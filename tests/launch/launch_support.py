@@ -37,7 +37,7 @@ def make_plan(engines=1, prepare=False, name="tiny", steps=3, **changes) -> RunP
     values["engines"] |= {"count": engines, "startup_seconds": 10.0}
     for key, value in changes.items():
         table, _, field = key.partition("__")
-        values[table][field] = value
+        values.setdefault(table, {})[field] = value
     manifest = Manifest.model_validate(values)
 
     def job(name, role, module):

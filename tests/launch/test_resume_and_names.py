@@ -203,15 +203,35 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
     assert caught.value.code == "E504" and not (tmp_path / "runs").exists()
 
 
-def test_a_missing_package_is_named_with_the_pip_line(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("extra", "package", "changes"),
+    [
+        ("train", "safetensors", {}),
+        ("tensorboard", "tensorboard", {"logging__tensorboard": True}),
+        ("wandb", "wandb", {"logging__wandb": {"enabled": True}}),
+    ],
+)
+def test_a_missing_package_is_named_with_the_pip_line(
+    tmp_path, monkeypatch, extra, package, changes
+):
     import sys
 
-    plan = make_plan()
+    plan = make_plan(**changes)
     jobs = [j.model_copy(update={"module": f"miles_olmo.jobs.{j.role}"}) for j in plan.content.jobs]
     content = plan.content.model_copy(update={"jobs": tuple(jobs)})
     plan = plan.model_copy(update={"content": content})
-    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(LaunchError) as caught:
         check_machine(plan, tmp_path / "runs")
-    assert caught.value.code == "E503" and caught.value.details["missing"] == ["safetensors"]
-    assert "-m pip install" in caught.value.fix and '[train]"' in caught.value.fix
+    assert caught.value.code == "E503" and caught.value.details["missing"] == [package]
+    assert "-m pip install" in caught.value.fix and f'[{extra}]"' in caught.value.fix
+    assert not (tmp_path / "runs").exists()
+
+
+def test_wandb_online_without_its_key_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    plan = make_plan(logging__wandb={"enabled": True, "mode": "online"})
+    with pytest.raises(UsageError, match=r"E611.*WANDB_API_KEY"):
+        check_machine(plan, tmp_path / "runs")
+    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    check_machine(plan, tmp_path / "runs")  # its jobs are not ours, so no extra is asked for

@@ -10,7 +10,7 @@ import click
 from miles_olmo.api.running import RunStatus, list_runs, read_status
 from miles_olmo.cli.options import json_option
 from miles_olmo.cli.run_options import runs_option
-from miles_olmo.cli.terminal import columns
+from miles_olmo.cli.terminal import columns, count
 from miles_olmo.launch.summary import (
     attempt_seconds,
     curve,
@@ -119,4 +119,21 @@ def _troubles(status: RunStatus) -> list[str]:
         )
     if status.outcome in ("crashed", "failed", "cancelled"):
         lines.append(f"continue it: miles launch --resume {status.run_id}")
+    lines += _warnings(status)
     return lines + [f"damaged: {problem}" for problem in status.problems]
+
+
+def _warnings(status: RunStatus) -> list[str]:
+    """What does not stop a run, and should not be overlooked."""
+    train = status.latest.get("train")
+    values = train.values if train else {}
+    lines = []
+    if collapsed := values.get("router/collapsed_experts"):
+        lines.append(
+            f"{count(int(collapsed), 'expert')} collapsed; which, see: miles report {status.run_id}"
+        )
+    for name, faults in values.items():
+        if name.startswith("logging/") and faults:
+            tracker = name.removeprefix("logging/").removesuffix("_faults")
+            lines.append(f"{tracker}: {count(int(faults), 'fault')}, see receipts/trainer.jsonl")
+    return lines

@@ -54,7 +54,7 @@ ROLLOUT = (
     Metric(
         "rollout/skipped_step",
         "steps",
-        "1 when no group carried signal after the last refill and nothing was trained, else 0.",
+        "Steps that trained nothing, because no group carried signal (0 or 1 in a row).",
         counts="step",
         is_trouble=True,
     ),

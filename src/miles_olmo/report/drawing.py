@@ -46,7 +46,7 @@ def drawing_style() -> Iterator[None]:
     """matplotlib's defaults with our type and colours; the caller's settings return afterwards."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(TYPE)
+        matplotlib.rcParams.update(TYPE)  # pyright: ignore[reportCallIssue, reportArgumentType]
         yield
 
 
@@ -100,13 +100,14 @@ def _draw_lines(plot: LinePlot, runs: Sequence[RunSeries]) -> Figure:
     for number, series in enumerate(runs):
         for line, curve in plot.curves(series):
             index = plot.lines.index(line)
+            is_hidden = any(curve.values == other.values for other in drawn)
             color = LINES[number if len(runs) > 1 else index]
-            dash = _DASHES[index if len(runs) > 1 else 0]
+            dash = _DASHES[index if len(runs) > 1 else int(is_hidden)]
             _draw_curve(axes, plot, curve, color, dash)
             keys.append((_key(plot, line, series, len(runs)), color, dash))
             drawn.append(curve)
     _scale(axes, plot, drawn)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _step_axis(axes)
     if len(keys) > 1 or len(runs) > 1:
         _legend(axes, keys)
     return figure
@@ -142,9 +143,13 @@ def _scale(axes: Axes, plot: LinePlot, drawn: Sequence[Curve]) -> None:
         _magnitude_axis(axes, low, high, values)
     elif plot.is_share:
         axes.set_ylim(-0.03, 1.05)
+    elif plot.is_count:
+        axes.set_ylim(-0.05 * max(high, 1), 1.1 * max(high, 1))
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+    elif low == high == 0:
+        axes.set_ylim(-0.05, 1.0)
     elif low == high:
-        margin = abs(low) * 0.1 or 1.0
-        axes.set_ylim(low - margin, high + margin)
+        axes.set_ylim(low - 0.1 * abs(low), high + 0.1 * abs(high))
     elif 0 <= low < 0.5 * high:
         axes.set_ylim(bottom=-0.03 * high)
 
@@ -164,6 +169,11 @@ def _magnitude_axis(axes: Axes, low: float, high: float, values: Sequence[float]
     axes.set_ylim(-threshold * 0.15 if low >= 0 else low * 2, high * 3)
 
 
+def _step_axis(axes: Axes) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
+    axes.margins(x=0.015)
+
+
 def _key(plot: LinePlot, line: Line, series: RunSeries, num_runs: int) -> str:
     if num_runs == 1:
         return line.label
@@ -172,10 +182,10 @@ def _key(plot: LinePlot, line: Line, series: RunSeries, num_runs: int) -> str:
 
 
 def _legend(axes: Axes, keys: Sequence[tuple[str, str, object]]) -> None:
-    """Above the axes, where it hides nothing."""
+    """Above the axes, where it hides nothing; a long one makes the figure higher."""
     handles = [axes.plot([], [], color=color, linestyle=dash)[0] for _, color, dash in keys]
     longest = max(len(label) for label, *_ in keys)
-    columns = min(len(keys), max(1, 78 // (longest + 7)))
+    columns = min(len(keys), max(1, 94 // (longest + 7)))
     legend = axes.legend(
         handles,
         [f"{number}" for number in range(len(keys))],  # set below: "_x" would be left out
@@ -190,6 +200,9 @@ def _legend(axes: Axes, keys: Sequence[tuple[str, str, object]]) -> None:
         text.set_text(label)
     rows = -(-len(keys) // columns)
     axes.set_title(axes.get_title("left"), pad=6 + 13 * rows)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.set_figheight(HEIGHT + 0.17 * max(0, rows - 1))
 
 
 # Stacks
@@ -208,11 +221,10 @@ def _draw_stack(plot: StackPlot, runs: Sequence[RunSeries]) -> Figure:
             alpha=0.85,
             linewidth=0,
         )
-        axes.margins(x=0)
         _panel_labels(axes, plot, series, len(runs))
         axes.set_ylabel(plot.y_label)
         _legend(axes, [(line.label, LINES[i], "-") for i, (line, _) in enumerate(found)])
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _step_axis(axes)
     return figure
 
 
@@ -242,7 +254,7 @@ def _draw_load(plot: LoadPlot, runs: Sequence[RunSeries]) -> Figure:
     experts = max(len(series.expert_load[0].load_LE[0]) for series, _ in panels)
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
-    height = min(max(0.09 * experts, 0.9), 2.2)
+    height = min(max(0.14 * experts, 0.9), 2.4)
     figure = Figure(figsize=(WIDE, rows * (height + 0.62) + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     image = None
@@ -252,12 +264,13 @@ def _draw_load(plot: LoadPlot, runs: Sequence[RunSeries]) -> Figure:
         axes.set_title(f"{of_run}layer {layer}", fontsize=9)
         axes.set_xlabel(plot.x_label)
         axes.set_ylabel("expert")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=True))
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
     figure.suptitle(plot.title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
     assert image is not None
     bar = figure.colorbar(image, ax=grid, pad=0.012, aspect=14 * rows, fraction=0.03)
-    bar.set_label("load in uniform shares")
+    bar.set_label("uniform shares")
     marks = range(-int(_LOG2_RANGE), int(_LOG2_RANGE) + 1)
     bar.set_ticks(list(marks))
     bar.set_ticklabels([f"1/{2**-mark}" if mark < 0 else str(2**mark) for mark in marks])

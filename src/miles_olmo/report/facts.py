@@ -26,15 +26,15 @@ class Tile:
 def tiles(runs: Sequence[RunSeries]) -> list[Tile]:
     """The figures that say how a run went; those that no run has are left out."""
     found = [
-        _tile(runs, "Reward", f"mean of the last {_LAST_STEPS} steps", "train", "rollout/reward",
+        _tile(runs, "Reward", f"mean of last {_LAST_STEPS} steps", "train", "rollout/reward",
               lambda c: f"{fmean(c.values[-_LAST_STEPS:]):.3f}"),
-        _tile(runs, "Evaluation accuracy", "first → last", "evaluation", "eval/accuracy",
+        _tile(runs, "Accuracy", "held out, first → last", "evaluation", "eval/accuracy",
               lambda c: f"{c.values[0]:.2f} → {c.last:.2f}"),
-        _tile(runs, "Largest logprob mismatch", "trainer and engine, in nats, any step", "train",
+        _tile(runs, "Logprob mismatch", "largest, in nats", "train",
               "train/train_rollout_logprob_abs_diff_max", lambda c: f"{max(c.values):.2g}"),
         _tile(runs, "Replay coverage", "lowest of any step", "train", "router/replay_coverage",
               lambda c: f"{min(c.values):.3f}"),
-        _tile(runs, "Throughput", "response tokens/s, median step", "train",
+        _tile(runs, "Throughput", "tokens/s, median step", "train",
               "perf/tokens_per_sec", lambda c: f"{median(c.values):,.0f}"),
         _tile(runs, "Step time", "seconds, median step", "train", "perf/step_time",
               lambda c: f"{median(c.values):.2f}"),

@@ -40,6 +40,8 @@ class LinePlot:
     """magnitude: logarithmic, with 0 in its place."""
     is_share: bool = False
     """The axis reaches from 0 to 1."""
+    is_count: bool = False
+    """The axis has whole numbers from 0."""
     markers: bool = False
     """Few points, each of which was measured by itself."""
     reference: float | None = None
@@ -142,6 +144,15 @@ PLOTS: tuple[Plot, ...] = (
         is_share=True,
     ),
     LinePlot(
+        "refills",
+        "Learning",
+        "Refilled and skipped steps",
+        "count per step",
+        (Line("refills", "rollout/refills"), Line("skipped", "rollout/skipped_step")),
+        "A step without any group that carries signal samples anew; after max_refills it is skipped.",
+        is_count=True,
+    ),
+    LinePlot(
         "warmup-accuracy",
         "Warm-up",
         "Warm-up accuracy",
@@ -195,10 +206,10 @@ PLOTS: tuple[Plot, ...] = (
         "Least and most used expert",
         "uniform shares",
         (
-            Line("most used (mean over layers)", "router/load_imbalance"),
-            Line("least used (any layer)", "router/min_load_share"),
+            Line("most used", "router/load_imbalance"),
+            Line("least used", "router/min_load_share"),
         ),
-        "Both are 1 when every expert gets the same.",
+        "The most used one is a mean over layers, the least used one that of any layer; both are 1 in balance.",
         reference=1.0,
     ),
     LinePlot(
@@ -208,6 +219,7 @@ PLOTS: tuple[Plot, ...] = (
         "experts",
         (Line("alarm stands", "router/collapsed_experts"),),
         "Experts below train.collapse_alarm.share for as many steps as it says.",
+        is_count=True,
     ),
     LinePlot(
         "replay",
@@ -305,6 +317,6 @@ PLOTS: tuple[Plot, ...] = (
             Line("train", "perf/train_time"),
             Line("publish", "perf/publish_time"),
         ),
-        "Evaluations and checkpoints are not part of a step.",
+        "Evaluations and checkpoints are not part of it.",
     ),
 )

@@ -8,8 +8,8 @@ Tags are the metrics' names; those of the warm-up, whose steps are counted apart
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.manifest.models import Manifest
@@ -46,7 +46,7 @@ class Trackers:
         self._trackers: list[Tracker] = []
         self._faults: dict[str, int] = {}
 
-    def add(self, name: str, make: Any) -> None:
+    def add(self, name: str, make: Callable[[], Tracker]) -> None:
         """Start a tracker with `make()`; one that does not start is counted and left out."""
         self._faults[name] = 0
         try:
@@ -74,7 +74,7 @@ class Trackers:
                 self._receipts.append("tracker-ended", {"attempt": self._attempt, **body})
         self._trackers.clear()
 
-    def _guarded(self, tracker: Tracker, act: Any) -> None:
+    def _guarded(self, tracker: Tracker, act: Callable[[], None]) -> None:
         try:
             act()
         except Exception as error:

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # pyright: ignore
+from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from miles_olmo.records.tracking import TENSORBOARD, tag

@@ -14,6 +14,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from miles_olmo.records.catalogue import CATALOGUE
+
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
@@ -54,15 +56,16 @@ def start(settings: dict[str, Any]) -> Any:
         config={**settings["config"], "attempt": settings["attempt"]},
         settings=wandb.Settings(
             console="off",
+            quiet=True,
             disable_code=True,
             disable_git=True,
             x_disable_meta=True,
             x_disable_machine_info=True,
         ),
     )
-    run.define_metric("step/*", hidden=True)
     run.define_metric("warmup/*", step_metric="step/warmup")
-    run.define_metric("*", step_metric="step/train")
+    for prefix in sorted({name.partition("/")[0] for name in CATALOGUE}):
+        run.define_metric(f"{prefix}/*", step_metric="step/train")
     return run
 
 
