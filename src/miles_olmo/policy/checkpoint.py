@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -291,17 +291,24 @@ def _write(
     tensors, values = random_state.capture()
     others = [ranks.receive(rank) for rank in range(1, ranks.world)]
     tensors = random_state.of_all_ranks([tensors, *(message.tensors for message in others)])
-    weights, moments = adapter.publication_layout(module), optimizer.whole_state_layout()
-    written = [
-        _write_gathered(directory / WEIGHTS, weights, adapter.publication_tensors(module), ranks),
-        _write_gathered(directory / OPTIMIZER, moments, optimizer.whole_state_tensors(), ranks),
-        write_tensors(directory / RANDOM, tensors),
-    ]
+    weights = _write_gathered(
+        directory / WEIGHTS,
+        lambda: adapter.publication_layout(module),
+        adapter.publication_tensors(module),
+        ranks,
+    )
+    moments = _write_gathered(
+        directory / OPTIMIZER,
+        optimizer.whole_state_layout,
+        optimizer.whole_state_tensors(),
+        ranks,
+    )
+    written = [weights, moments, write_tensors(directory / RANDOM, tensors)]
     content = {
         "state": asdict(state),
         "random": values,
         **({"random_of_ranks": [dict(message.values) for message in others]} if others else {}),
-        "num_tensors": {WEIGHTS: len(weights), OPTIMIZER: len(moments)},
+        "num_tensors": {WEIGHTS: len(weights.tensors), OPTIMIZER: len(moments.tensors)},
     }
     text = (json.dumps(content, sort_keys=True, allow_nan=False) + "\n").encode()
     (directory / STATE).write_bytes(text)
@@ -313,14 +320,14 @@ def _write(
 
 def _write_gathered(
     path: Path,
-    layout: Mapping[str, torch.Tensor],
+    layout: Callable[[], Mapping[str, torch.Tensor]],
     tensors: Iterator[tuple[str, torch.Tensor]],
     ranks: Ranks,
 ) -> WrittenFile:
     """Gathered tensors are written one by one; tensors that are all here, without reading back."""
     if ranks.world == 1:
         return write_tensors(path, dict(tensors))
-    return write_tensor_stream(path, layout, tensors)
+    return write_tensor_stream(path, layout(), tensors)
 
 
 def _complete_steps(directory: Path) -> list[int]:
