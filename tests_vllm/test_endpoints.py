@@ -1,5 +1,7 @@
 """Every endpoint of the server asks for the run's token; `/health` alone does not."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -27,8 +29,8 @@ def test_no_endpoint_but_health_answers_without_the_token(shared):
 
 
 def test_the_token_is_in_no_command_line(shared):
-    with open(f"/proc/{shared.server.pid}/cmdline", "rb") as file:
-        assert b"a-token-of-these-tests" not in file.read()
+    command = Path(f"/proc/{shared.server.pid}/cmdline").read_bytes()
+    assert b"a-token-of-these-tests" not in command
 
 
 @pytest.mark.parametrize("mode", ["keep", "forever"])

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -64,9 +65,7 @@ def content(trajectories):
     ("fault", "code", "within"),
     [("500", "E222", 5), ("hang", "E223", 10)],
 )
-def test_a_server_that_fails_for_good_ends_in_a_named_error_in_time(
-    breakable, fault, code, within
-):
+def test_a_server_that_fails_for_good_ends_in_a_named_error_in_time(breakable, fault, code, within):
     async def work():
         async with breakable.client(request_seconds=2.0, retries=1, max_restarts=0) as client:
             await client.publish(breakable.publication(1, 1))
@@ -177,10 +176,8 @@ def _victim(server: int, which: str) -> int:
 
 
 def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rsplit(")", 1)[1].split()[1])
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
 def _command(pid: int) -> str:
-    with open(f"/proc/{pid}/cmdline") as file:
-        return file.read()
+    return Path(f"/proc/{pid}/cmdline").read_text()

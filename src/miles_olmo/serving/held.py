@@ -34,7 +34,7 @@ class HeldWeights:
     """
 
     def __init__(self, model: nn.Module, expected: Mapping[str, ExpectedTensor]) -> None:
-        self._modules = dict(model.named_modules())
+        self._modules: dict[str, Any] = dict(model.named_modules())
         self._parameters = dict(model.named_parameters())
         self._expected = expected
         self._permutations: dict[tuple[int, ...], torch.Tensor] = {}

@@ -404,7 +404,7 @@ class Olmo3MoeForCausalLM(nn.Module, SupportsPP):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Take Hugging Face tensors; returns the names of the parameters that were filled."""
-        parameters = dict(self.named_parameters())
+        parameters: dict[str, Any] = dict(self.named_parameters())
         filled: set[str] = set()
 
         def unstacked() -> Iterator[tuple[str, torch.Tensor]]:

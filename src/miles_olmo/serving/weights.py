@@ -143,7 +143,7 @@ def _refused(code: str, names: Sequence[str], why: str) -> EngineError:
     )
 
 
-def load_into(model: nn.Module, model_config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+def load_into(model: Any, model_config: Any, tensors: Mapping[str, torch.Tensor]) -> None:
     """Replace all parameters of a served model; sorted, so that a layer's tensors come together."""
     initialize_layerwise_reload(model)
     model.load_weights((name, tensors[name]) for name in sorted(tensors))
