@@ -32,6 +32,8 @@ class PortableAdapter:
 
     name: str
     names: TensorNames
+    compares_in_float32 = False
+    """Exports are checked in float32, whatever the dtype."""
 
     def build(
         self, model: Model, train: Train | None, *, device: torch.device, seed: int
@@ -75,7 +77,8 @@ class PortableAdapter:
         # transformers is imported only where an export is made.
         from miles_olmo.policy.export import export_policy
 
-        comparable, dtype = self.comparable(module, model)
+        dtype = "float32" if self.compares_in_float32 else model.dtype
+        comparable = self.float32_twin(module, model) if self.compares_in_float32 else module
         return export_policy(
             dict(self.publication_tensors(module)),
             model,
@@ -88,9 +91,16 @@ class PortableAdapter:
             device=next(module.parameters()).device,
         )
 
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
-        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
-        return module, model.dtype
+    def float32_twin(self, module: nn.Module, model: Model) -> nn.Module:
+        """The policy with the same weights in float32; the module itself if that is its dtype."""
+        if model.dtype == "float32":
+            return module
+        twin_model = model.model_copy(update={"dtype": "float32"})
+        device = next(module.parameters()).device
+        twin = self.build(twin_model, None, device=device, seed=0)
+        weights = self.publication_tensors(module)
+        self.load_tensors(twin, {name: tensor.float() for name, tensor in weights})
+        return twin
 
 
 class Olmo3MoeAdapter(PortableAdapter):
@@ -110,16 +120,7 @@ class OlmoeAdapter(PortableAdapter):
 
     name = "olmoe"
     names = olmo3moe_tensors.OLMOE
-
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
-        if model.dtype == "float32":
-            return module, model.dtype
-        twin_model = model.model_copy(update={"dtype": "float32"})
-        device = next(module.parameters()).device
-        twin = self.build(twin_model, None, device=device, seed=0)
-        weights = self.publication_tensors(module)
-        self.load_tensors(twin, {name: tensor.float() for name, tensor in weights})
-        return twin, "float32"
+    compares_in_float32 = True
 
 
 ADAPTERS: Mapping[str, type[PortableAdapter]] = {

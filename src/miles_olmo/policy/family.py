@@ -87,8 +87,8 @@ class FamilyAdapter(Protocol):
         """Logits of every position `[B, T, V]`, natively routed, without gradient."""
         ...
 
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
-        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
+    def float32_twin(self, module: nn.Module, model: Model) -> nn.Module:
+        """The policy with the same weights in float32; the module itself if that is its dtype."""
         ...
 
     def export(
