@@ -33,6 +33,8 @@ class PortableAdapter:
 
     name: str
     names: TensorNames
+    compares_in_float32 = False
+    """Exports are checked in float32, whatever the dtype."""
 
     def build(
         self,
@@ -87,7 +89,9 @@ class PortableAdapter:
         from miles_olmo.policy.export import export_policy
 
         tensors = dict(self.publication_tensors(module))
-        comparable, dtype = self.comparable(module, model, tensors)
+        dtype = self.check_dtype(model)
+        twin = dtype != model.dtype
+        comparable = self.float32_twin(module, model, tensors) if twin else module
         return export_policy(
             tensors,
             model,
@@ -111,29 +115,27 @@ class PortableAdapter:
             assist_logits_check(model, partial(self.logits, module), device=device)
 
     def check_dtype(self, model: Model) -> str:
-        """Dtype in which the policy is compared with the Hugging Face class."""
-        return model.dtype
+        """Dtype in which an export is compared with the Hugging Face class."""
+        return "float32" if self.compares_in_float32 else model.dtype
 
-    def comparable(
+    def float32_twin(
         self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
-    ) -> tuple[nn.Module, str]:
-        """The module whose logits are compared with those of the Hugging Face class, and its dtype.
+    ) -> nn.Module:
+        """The policy with the same weights in float32, on this process alone.
 
         Args:
             tensors: What the module publishes.
 
         Returns:
-            The module itself where its dtype is `check_dtype`, else a twin on this process alone.
+            The module itself if float32 is its dtype.
         """
-        dtype = self.check_dtype(model)
-        if dtype == model.dtype:
-            return module, dtype
-        twin_model = model.model_copy(update={"dtype": dtype})
+        if model.dtype == "float32":
+            return module
+        twin_model = model.model_copy(update={"dtype": "float32"})
         device = next(module.parameters()).device
         twin = self.build(twin_model, None, device=device, seed=0)
-        wide = getattr(torch, dtype)
-        self.load_tensors(twin, {name: tensor.to(wide) for name, tensor in tensors.items()})
-        return twin, dtype
+        self.load_tensors(twin, {name: tensor.float() for name, tensor in tensors.items()})
+        return twin
 
 
 class Olmo3MoeAdapter(PortableAdapter):
@@ -153,9 +155,7 @@ class OlmoeAdapter(PortableAdapter):
 
     name = "olmoe"
     names = olmo3moe_tensors.OLMOE
-
-    def check_dtype(self, model: Model) -> str:
-        return "float32"
+    compares_in_float32 = True
 
 
 ADAPTERS: Mapping[str, type[PortableAdapter]] = {

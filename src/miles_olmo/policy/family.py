@@ -108,10 +108,10 @@ class FamilyAdapter(Protocol):
         """Logits of every position `[B, T, V]`, natively routed, without gradient."""
         ...
 
-    def comparable(
+    def float32_twin(
         self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
-    ) -> tuple[nn.Module, str]:
-        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
+    ) -> nn.Module:
+        """The policy with the same weights in float32; the module itself if that is its dtype."""
         ...
 
     def export(
