@@ -71,6 +71,7 @@ def test_every_plot_has_a_title_axes_with_units_and_data(tmp_path):
         shown = words(drawn[plot.name])
         assert plot.title in shown and plot.x_label in shown
         assert getattr(plot, "y_label", "uniform shares") in shown
+        assert not any("$" in word for word in shown), "a formula that nobody typesets"
         marks = [*drawn[plot.name].iter(f"{SVG}path"), *drawn[plot.name].iter(f"{SVG}image")]
         assert any(len(mark.get("d", "")) > 60 or mark.tag == f"{SVG}image" for mark in marks)
     assert "No data" not in page.replace('content: "No data: "', "")
