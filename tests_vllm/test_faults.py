@@ -64,9 +64,7 @@ def content(trajectories):
     ("fault", "code", "within"),
     [("500", "E222", 5), ("hang", "E223", 10)],
 )
-def test_a_server_that_fails_for_good_ends_in_a_named_error_in_time(
-    breakable, fault, code, within
-):
+def test_a_server_that_fails_for_good_ends_in_a_named_error_in_time(breakable, fault, code, within):
     async def work():
         async with breakable.client(request_seconds=2.0, retries=1, max_restarts=0) as client:
             await client.publish(breakable.publication(1, 1))
