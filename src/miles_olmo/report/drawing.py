@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import LinearSegmentedColormap, Normalize
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
 from miles_olmo.records.expert_load import ExpertLoad
 from miles_olmo.records.series import Curve, RunSeries
@@ -166,7 +166,13 @@ def _magnitude_axis(axes: Axes, low: float, high: float, values: Sequence[float]
         return
     threshold = 10.0 ** math.floor(math.log10(smallest))
     axes.set_yscale("symlog", linthresh=threshold, linscale=0.4)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power(value)))
     axes.set_ylim(-threshold * 0.15 if low >= 0 else low * 2, high * 3)
+
+
+def _power(value: float) -> str:
+    """ "0", "0.01", "1e-4"; matplotlib's own powers of ten are formulas, which are off."""
+    return f"{value:g}" if value == 0 or abs(value) >= 1e-3 else f"{value:.0e}".replace("e-0", "e-")
 
 
 def _step_axis(axes: Axes) -> None:
@@ -254,7 +260,7 @@ def _draw_load(plot: LoadPlot, runs: Sequence[RunSeries]) -> Figure:
     experts = max(len(series.expert_load[0].load_LE[0]) for series, _ in panels)
     columns = 1 if len(panels) == 1 else 2
     rows = -(-len(panels) // columns)
-    height = min(max(0.14 * experts, 0.9), 2.4)
+    height = min(max(0.14 * experts, 0.9), 1.8)
     figure = Figure(figsize=(WIDE, rows * (height + 0.62) + 0.5), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     image = None
@@ -269,7 +275,10 @@ def _draw_load(plot: LoadPlot, runs: Sequence[RunSeries]) -> Figure:
         axes.set_axis_off()
     figure.suptitle(plot.title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
     assert image is not None
-    bar = figure.colorbar(image, ax=grid, pad=0.012, aspect=14 * rows, fraction=0.03)
+    shrink = min(1.0, 2.6 / figure.get_figheight())
+    bar = figure.colorbar(
+        image, ax=grid, pad=0.012, fraction=0.03, aspect=16, shrink=shrink, anchor=(0.0, 1.0)
+    )
     bar.set_label("uniform shares")
     marks = range(-int(_LOG2_RANGE), int(_LOG2_RANGE) + 1)
     bar.set_ticks(list(marks))

@@ -60,9 +60,12 @@ def write_report(runs: Sequence[RunSeries], output: Path, *, png: bool = False) 
             with_data = [series for series in runs if has_data(plot, series)]
             notes = tuple(_note(plot, series, runs) for series in runs if series not in with_data)
             image = output.with_name(f"{plot.name}.png")
-            svg = to_svg(draw(plot, runs), plot.title) if with_data else ""
-            if png and with_data:
-                _write(image, to_png(draw(plot, runs)))
+            svg = ""
+            if with_data:
+                figure = draw(plot, runs)
+                svg = to_svg(figure, plot.title)
+                if png:
+                    _write(image, to_png(figure))
             drawn.append(DrawnPlot(plot, svg, notes))
             results.append(
                 PlotResult(plot.name, plot.title, str(image) if png and with_data else None, notes)
