@@ -16,6 +16,7 @@ import pytest
 
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.records.metrics import MetricRow, read_metrics
+from miles_olmo.records.samples import read_samples, sample_steps
 
 QUICKSTART = Path(__file__).parents[2] / "manifests" / "quickstart.toml"
 CANARY = "canary-8d1f7c-never-written"
@@ -110,7 +111,7 @@ class Launcher:
         return launch
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path_factory.mktemp("runs"))
     yield launcher
@@ -118,3 +119,33 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
         if item.process.poll() is None:
             item.process.send_signal(signal.SIGINT)
             item.process.wait(60)
+
+
+@pytest.fixture(scope="session")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_manifest(tmp_path_factory.mktemp("manifest"))
+
+
+@pytest.fixture(scope="session")
+def whole(launch: Launcher, manifest: Path) -> Launch:
+    """A run that nothing happened to."""
+    run = launch(manifest, "whole")
+    assert run.wait() == 0, run.text()
+    return run
+
+
+def consumed(run: Launch) -> dict[int, list[tuple[str, str, float]]]:
+    """Sample ids, completions and rewards per step."""
+    directory = run.run.root / "samples"
+    return {
+        step: [(s.sample_id, s.completion, s.reward) for s in read_samples(run.run.samples(step))]
+        for step in sample_steps(directory)
+    }
+
+
+def losses(run: Launch) -> list[tuple[int, float | None, float | None]]:
+    """Step, loss and gradient norm: the curve that a resumed run must continue exactly."""
+    return [
+        (row.step, row.values.get("train/loss"), row.values.get("train/grad_norm"))
+        for row in run.train_rows()
+    ]

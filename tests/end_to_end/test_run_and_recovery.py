@@ -10,47 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from conftest import CANARY, Launch, Launcher, small_manifest
+from conftest import CANARY, Launch, Launcher, consumed, losses
 from miles_olmo.api import report
 from miles_olmo.base.processes import group_members
 from miles_olmo.records.catalogue import CATALOGUE
 from miles_olmo.records.metrics import read_metrics
 from miles_olmo.records.receipts import merge_receipts
-from miles_olmo.records.samples import read_samples, sample_steps
+from miles_olmo.records.samples import sample_steps
 
 pytestmark = pytest.mark.process
 
 LARGEST = "train/train_rollout_logprob_abs_diff_max"
-
-
-@pytest.fixture(scope="module")
-def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return small_manifest(tmp_path_factory.mktemp("manifest"))
-
-
-@pytest.fixture(scope="module")
-def whole(launch: Launcher, manifest: Path) -> Launch:
-    """A run that nothing happened to."""
-    run = launch(manifest, "whole")
-    assert run.wait() == 0, run.text()
-    return run
-
-
-def consumed(run: Launch) -> dict[int, list[tuple[str, str, float]]]:
-    """Sample ids, completions and rewards per step."""
-    directory = run.run.root / "samples"
-    return {
-        step: [(s.sample_id, s.completion, s.reward) for s in read_samples(run.run.samples(step))]
-        for step in sample_steps(directory)
-    }
-
-
-def losses(run: Launch) -> list[tuple[int, float | None, float | None]]:
-    """Step, loss and gradient norm: the curve that a resumed run must continue exactly."""
-    return [
-        (row.step, row.values.get("train/loss"), row.values.get("train/grad_norm"))
-        for row in run.train_rows()
-    ]
 
 
 def test_a_run_leaves_checkpoint_export_metrics_samples_and_an_intact_receipt_chain(whole: Launch):

@@ -72,6 +72,10 @@ def learner(settings: Manifest) -> Learner:
 
 @pytest.fixture(scope="module")
 def groups() -> list[ScoredGroup]:
+    return sampled_groups()
+
+
+def sampled_groups() -> list[ScoredGroup]:
     """Four prompts, three sampled answers each, from the policy itself."""
     torch.set_num_threads(1)
     settings = manifest()

@@ -28,7 +28,7 @@ FAKE_JOBS = Path(__file__).parent / "fake_jobs"
 QUICKSTART = Path(__file__).parents[2] / "manifests" / "quickstart.toml"
 
 
-def make_plan(engines=1, prepare=False, name="tiny", steps=3, **changes) -> RunPlan:
+def make_plan(engines=1, prepare=False, name="tiny", steps=3, ranks=1, **changes) -> RunPlan:
     """A plan over the fake jobs; `changes` are keys of the manifest, "engines__max_restarts=0"."""
     values = tomli.loads(QUICKSTART.read_text())
     values["name"] = name
@@ -40,19 +40,19 @@ def make_plan(engines=1, prepare=False, name="tiny", steps=3, **changes) -> RunP
         values.setdefault(table, {})[field] = value
     manifest = Manifest.model_validate(values)
 
-    def job(name, role, module):
+    def job(name, role, module, processes=1):
         return JobSpec(
             name=name,
             role=role,
             module=module,
-            processes=1,
+            processes=processes,
             device="cpu",
             threads=1,
             restartable=role == "engine",
         )
 
     jobs = [job("prepare", "prepare", "fake_prepare")] if prepare else []
-    jobs += [job("trainer", "trainer", "fake_trainer")]
+    jobs += [job("trainer", "trainer", "fake_ranks" if ranks > 1 else "fake_trainer", ranks)]
     jobs += [job(f"engine-{index}", "engine", "fake_engine") for index in range(engines)]
     resolved = Resolved(
         samples_per_step=128,

@@ -23,6 +23,7 @@ from miles_olmo.grpo.saving import Saver
 from miles_olmo.grpo.source import SampleSource
 from miles_olmo.grpo.state import RunState
 from miles_olmo.grpo.warmup import SupervisedTrainer, warm_up
+from miles_olmo.grpo.work import Work
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.wire.trajectory import ScoredGroup
 
@@ -54,6 +55,7 @@ async def train(run: TrainingRun) -> None:
     while run.state.step < run.manifest.train.steps:
         await training_step(run)
     run.saver.export(run.state)
+    run.learner.ranks.announce(Work.STOP)
 
 
 async def begin(run: TrainingRun) -> None:
@@ -139,6 +141,7 @@ async def warm_up_policy(
         return (await evaluator()).accuracy
 
     result = await warm_up(supervised, measure=measure, report=run.recorder.warmup)
+    run.learner.take_weights()
     run.recorder.receipt(
         "warmup-finished",
         {"accuracy": result.accuracy, "steps": result.steps, "steps_back": result.steps_back},

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.grpo.work import Work
 from miles_olmo.manifest.models import Publish
 from miles_olmo.policy.family import FamilyAdapter
 from miles_olmo.policy.publication import prune_publications, write_publication
+from miles_olmo.policy.ranks import ALONE, Ranks
 from miles_olmo.rollout.client import FleetClient
 from miles_olmo.wire.publication import Publication
 
@@ -27,6 +29,7 @@ class Publisher:
     fleet: FleetClient
     run: RunDirectory
     settings: Publish
+    ranks: Ranks = ALONE
     version: int = -1
     """Newest version that every engine has confirmed."""
     _audited: bool = field(default=False)
@@ -41,6 +44,7 @@ class Publisher:
             EngineError: an engine refused, or serves something else.
             CheckpointError: the weights are not finite, or the disk is full.
         """
+        self.ranks.announce(Work.PUBLISH)
         publication = write_publication(
             self.module, self.adapter, self.run.publication(version), version
         )

@@ -7,7 +7,7 @@ a counting pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -15,15 +15,14 @@ from operator import add
 import torch
 from torch import nn
 
-from miles_olmo.algo.pack import Pack
-from miles_olmo.algo.router_losses import (
-    RouterCounts,
-    counts_of_routes,
-    load_balancing_loss,
-    z_loss,
-)
-from miles_olmo.manifest.models import ModelShape, Train
+from miles_olmo.algo.router_losses import RouterCounts, load_balancing_loss, z_loss
+from miles_olmo.grpo.shares import EMPTY, BatchShare
+from miles_olmo.manifest.models import AuxiliaryLoss, Train
 from miles_olmo.policy.family import FamilyAdapter, RouterStatistics
+from miles_olmo.policy.ranks import Ranks
+
+LOAD_BALANCING = "train/load_balancing_loss"
+Z = "train/z_loss"
 
 
 @dataclass
@@ -40,19 +39,20 @@ class RouterLosses:
         cls,
         adapter: FamilyAdapter,
         module: nn.Module,
-        packs: Sequence[Pack],
+        share: BatchShare,
         train: Train,
-        shape: ModelShape,
+        ranks: Ranks,
     ) -> RouterLosses:
-        """Count the batch's routes, if any loss needs them."""
+        """The routes of the GLOBAL batch, counted if any loss needs them."""
         if train.load_balancing_loss.mode == "off" and train.z_loss.mode == "off":
             return cls(train, None)
-        routes = [pack.routes_TLK for pack in packs if pack.routes_TLK is not None]
-        if len(routes) == len(packs):
-            layers, num_experts = list(shape.routed_layers), shape.num_experts
-            counts = (counts_of_routes(r[:, layers], num_experts) for r in routes)
-            return cls(train, reduce(add, counts))
-        return cls(train, adapter.count_experts(module, packs))
+        if share.route_counts is not None:
+            return cls(train, share.route_counts)
+        counts = [
+            adapter.count_experts(module, [pack]) if pack else _no_counts(adapter, module)
+            for pack in share.passes()
+        ]
+        return cls(train, counts_of_ranks(reduce(add, counts), ranks))
 
     def of_pack(self, statistics: RouterStatistics) -> torch.Tensor | float:
         """This pack's share of the weighted auxiliary losses; 0.0 when they are off."""
@@ -62,17 +62,42 @@ class RouterLosses:
         balancing, z = self.train.load_balancing_loss, self.train.z_loss
         if balancing.mode != "off":
             value = load_balancing_loss(statistics, self.counts, balancing.mode)
-            self._count("train/load_balancing_loss", value)
+            self._count(LOAD_BALANCING, value)
             total = total + balancing.coefficient * value
         if z.mode != "off":
             value = z_loss(statistics, self.counts.num_positions)
-            self._count("train/z_loss", value)
+            self._count(Z, value)
             total = total + z.coefficient * value
         return total
 
-    def metrics(self) -> dict[str, float]:
-        """The unweighted losses of the batch."""
-        return dict(self.totals)
+    def metrics(self, ranks: Ranks) -> dict[str, float]:
+        """The unweighted losses of the global batch."""
+        if self.counts is None or ranks.world == 1:
+            return dict(self.totals)
+        names = [name for name, loss in self._losses() if loss.mode != "off"]
+        own = torch.tensor([self.totals.get(name, 0.0) for name in names], dtype=torch.float64)
+        return dict(
+            zip(names, torch.stack(ranks.gather_everywhere(own)).sum(0).tolist(), strict=True)
+        )
+
+    def _losses(self) -> Iterator[tuple[str, AuxiliaryLoss]]:
+        yield LOAD_BALANCING, self.train.load_balancing_loss
+        yield Z, self.train.z_loss
 
     def _count(self, name: str, value: torch.Tensor) -> None:
         self.totals[name] = self.totals.get(name, 0.0) + value.item()
+
+
+def counts_of_ranks(counts: RouterCounts, ranks: Ranks) -> RouterCounts:
+    """The counts of all processes, added up."""
+    if ranks.world == 1:
+        return counts
+    counts_LE = torch.stack(ranks.gather_everywhere(counts.counts_LE)).sum(0)
+    positions = ranks.gather_everywhere(torch.tensor([counts.num_positions]))
+    return RouterCounts(counts_LE, int(torch.cat(positions).sum()))
+
+
+def _no_counts(adapter: FamilyAdapter, module: nn.Module) -> RouterCounts:
+    """Take part in a counting pass without a pack of one's own."""
+    counts = adapter.count_experts(module, [EMPTY])
+    return RouterCounts(torch.zeros_like(counts.counts_LE), 0)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from miles_olmo.policy.family import RouterStatistics
+from miles_olmo.policy.ranks import Ranks
 
 
 @dataclass
@@ -28,6 +29,20 @@ class RouterTotals:
         self.num_required += pack.num_required
         self.num_replayed += pack.num_replayed
 
+    def of_ranks(self, ranks: Ranks) -> RouterTotals:
+        """The totals of all processes."""
+        if ranks.world == 1:
+            return self
+        assert self.counts_LE is not None and self.native_mismatch_L is not None
+        numbers = torch.tensor([self.num_required, self.num_replayed])
+        required, replayed = torch.stack(ranks.gather_everywhere(numbers)).sum(0).tolist()
+        return RouterTotals(
+            torch.stack(ranks.gather_everywhere(self.counts_LE)).sum(0),
+            torch.stack(ranks.gather_everywhere(self.native_mismatch_L)).sum(0),
+            required,
+            replayed,
+        )
+
     def metrics(self) -> dict[str, float]:
         """`router/...` metrics.
 
@@ -47,3 +62,15 @@ class RouterTotals:
             "router/replay_applied": self.num_replayed / max(self.num_required, 1),
             "router/native_mismatch": float(self.native_mismatch_L.sum()) / compared,
         }
+
+
+def without_counts(statistics: RouterStatistics) -> RouterStatistics:
+    """Statistics of the same shape in which nothing was counted."""
+    return replace(
+        statistics,
+        counts_LE=torch.zeros_like(statistics.counts_LE),
+        native_mismatch_L=torch.zeros_like(statistics.native_mismatch_L),
+        num_positions=0,
+        num_required=0,
+        num_replayed=0,
+    )

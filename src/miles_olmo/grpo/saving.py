@@ -12,18 +12,23 @@ from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.grpo.collapse_alarm import AlarmState
 from miles_olmo.grpo.source import SampleSource
 from miles_olmo.grpo.state import RunState
+from miles_olmo.grpo.work import Work
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.checkpoint import (
     TrainerState,
+    checkpoint_fingerprint,
     load_checkpoint,
     load_weights,
     newest_complete,
     save_checkpoint,
+    verify_checkpoint,
 )
 from miles_olmo.policy.export_tokenizer import ExportTokenizer
 from miles_olmo.policy.family import FamilyAdapter
 from miles_olmo.policy.initial_weights import load_initial_weights
 from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.policy.rank_messages import Message
+from miles_olmo.policy.ranks import ALONE, Ranks
 from miles_olmo.records.receipts import ReceiptLog
 
 REFERENCE = "reference"
@@ -32,7 +37,7 @@ REFERENCE = "reference"
 
 @dataclass(frozen=True)
 class Saver:
-    """Saves and restores everything that a run continues from."""
+    """Saves and restores everything that a run continues from; the leader's side of each."""
 
     module: nn.Module
     adapter: FamilyAdapter
@@ -43,6 +48,7 @@ class Saver:
     receipts: ReceiptLog
     tokenizer: Path
     """Goes into the export."""
+    ranks: Ranks = ALONE
 
     def save(self, state: RunState, source: SampleSource) -> None:
         """Write a checkpoint of the finished step.
@@ -65,8 +71,14 @@ class Saver:
             self.receipts.append("checkpoint-skipped", body)
         if newest.path is None:
             return False
+        fingerprint = checkpoint_fingerprint(newest.path)
+        self._announce(Work.LOAD, newest.path, fingerprint=fingerprint)
         saved = load_checkpoint(
-            newest.path, self.module, self.optimizer, self.adapter, topology=self._topology()
+            newest.path,
+            self.module,
+            self.optimizer,
+            self.adapter,
+            topology=topology_of(self.manifest),
         )
         state.step, state.version = saved.step, saved.version
         state.alarm = AlarmState.from_json(saved.alarm)
@@ -76,6 +88,7 @@ class Saver:
 
     def start_from(self, checkpoint: Path) -> None:
         """Take the weights, and only the weights, of `model.checkpoint`."""
+        self.ranks.announce(Work.START_FROM, Message({"path": str(checkpoint)}))
         load_initial_weights(checkpoint, self.module, self.adapter)
         self.optimizer.refresh_masters()
 
@@ -89,9 +102,10 @@ class Saver:
         Raises:
             CheckpointError: the run has none, or it is damaged.
         """
-        module = copy.deepcopy(self.module).requires_grad_(False)
-        load_weights(self.run.root / REFERENCE / "step-000000", module, self.adapter)
-        return module
+        path = self.run.root / REFERENCE / "step-000000"
+        verify_checkpoint(path)
+        self._announce(Work.LOAD_REFERENCE, path)
+        return reference_of(self.module, self.adapter, path, verified=True)
 
     def export(self, state: RunState) -> None:
         """Write the Hugging Face export if the manifest asks for one.
@@ -102,6 +116,7 @@ class Saver:
         if not self.manifest.checkpoint.export:
             return
         data = self.manifest.data
+        self.ranks.announce(Work.EXPORT)
         figures = self.adapter.export(
             self.module,
             self.manifest.model,
@@ -122,17 +137,42 @@ class Saver:
             num_updates=self.optimizer.num_updates,
             cursor=source.state(),
             alarm=state.alarm.as_json(),
-            topology=self._topology(),
+            topology=topology_of(self.manifest),
             plan_digest=self.plan_digest,
             schedule={
                 **train.schedule.model_dump(),
                 "num_updates": train.steps * train.updates_per_step,
             },
         )
+        self.ranks.announce(Work.SAVE)
         return save_checkpoint(
-            directory, trainer, self.module, self.optimizer, self.adapter, keep=keep
+            directory,
+            trainer,
+            self.module,
+            self.optimizer,
+            self.adapter,
+            keep=keep,
+            ranks=self.ranks,
         )
 
-    def _topology(self) -> dict[str, int]:
-        parallel = self.manifest.train.parallel
-        return {"data": parallel.data, "expert": parallel.expert}
+    def _announce(self, work: Work, path: Path, **values: str) -> None:
+        self.ranks.announce(work, Message({"path": str(path), **values}))
+
+
+def topology_of(manifest: Manifest) -> dict[str, int]:
+    """Trainer processes, as a checkpoint records them."""
+    parallel = manifest.train.parallel
+    return {"data": parallel.data, "expert": parallel.expert}
+
+
+def reference_of(
+    module: nn.Module, adapter: FamilyAdapter, checkpoint: Path, *, verified: bool
+) -> nn.Module:
+    """A frozen copy of a policy with the weights of a checkpoint.
+
+    Raises:
+        CheckpointError: as `load_weights`.
+    """
+    reference = copy.deepcopy(module).requires_grad_(False)
+    load_weights(checkpoint, reference, adapter, verified=verified)
+    return reference

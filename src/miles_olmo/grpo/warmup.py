@@ -18,9 +18,13 @@ from miles_olmo.algo.pack import Pack
 from miles_olmo.algo.packing import pack_lengths
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.base.seeds import derive_seed
+from miles_olmo.grpo.shares import EMPTY, deal, packs_of_parts, packs_parts
+from miles_olmo.grpo.work import Work
 from miles_olmo.manifest.models import Optimizer, Warmup
 from miles_olmo.policy.family import FamilyAdapter
 from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.policy.rank_messages import Message
+from miles_olmo.policy.ranks import ALONE, Ranks
 from miles_olmo.tasks.order import prompt_index
 
 MAX_STEPS_BACK = 8
@@ -52,6 +56,35 @@ class Snapshot:
     num_updates: int
 
 
+@dataclass(frozen=True)
+class SupervisedShare:
+    """What one process does of one step."""
+
+    packs: tuple[Pack, ...]
+    num_passes: int
+    """Of every process; see `miles_olmo.grpo.shares`."""
+    num_tokens: int
+    """Trained tokens of the whole batch: the denominator of the loss."""
+    learning_rate: float
+
+    def message(self) -> Message:
+        packs, tensors = packs_parts(self.packs)
+        values = {
+            "packs": packs,
+            "num_passes": self.num_passes,
+            "num_tokens": self.num_tokens,
+            "learning_rate": self.learning_rate,
+        }
+        return Message(values, tensors)
+
+    @classmethod
+    def of_message(cls, message: Message) -> SupervisedShare:
+        """Inverse of `message`."""
+        values = dict(message.values)
+        packs = packs_of_parts(values.pop("packs"), message)
+        return cls(packs=packs, **values)
+
+
 @dataclass
 class SupervisedTrainer:
     """Cross entropy on `prompt + ground truth + stop token`, in a seeded order."""
@@ -62,13 +95,14 @@ class SupervisedTrainer:
     settings: Warmup
     seed: int
     max_pack_tokens: int
+    ranks: Ranks = ALONE
     learning_rate: float = field(init=False)
     optimizer: PolicyOptimizer = field(init=False)
 
     def __post_init__(self) -> None:
         self.learning_rate = self.settings.learning_rate
         settings = Optimizer(learning_rate=self.learning_rate)
-        self.optimizer = PolicyOptimizer(self.module, settings)
+        self.optimizer = PolicyOptimizer(self.module, settings, self.ranks)
 
     def step(self, index: int) -> dict[str, float]:
         """One optimizer step on batch `index`; its metrics."""
@@ -79,24 +113,45 @@ class SupervisedTrainer:
         ]
         examples = [self.examples[row] for row in rows]
         lengths = [len(prompt) + len(answer) for prompt, answer in examples]
+        packs = [
+            supervised_pack([examples[member] for member in members], members)
+            for members in pack_lengths(lengths, self.max_pack_tokens)
+        ]
         num_tokens = sum(len(answer) for _, answer in examples)
+        num_passes = -(-len(packs) // self.ranks.world)
+        shares = [
+            SupervisedShare(own, num_passes, num_tokens, self.learning_rate)
+            for own in deal(packs, self.ranks.world)
+        ]
+        if self.ranks.world > 1:
+            self.ranks.announce(Work.SUPERVISE, [share.message() for share in shares])
+        return self.learn(shares[0])
+
+    def learn(self, share: SupervisedShare) -> dict[str, float]:
+        """This process's part of one optimizer step; metrics of the whole batch."""
         total = 0.0
         self.optimizer.zero_gradients()
-        for members in pack_lengths(lengths, self.max_pack_tokens):
-            pack = supervised_pack([examples[member] for member in members], members)
+        for pack in share.packs:
             output = self.adapter.forward(self.module, pack, temperature=1.0)
-            loss = -output.logprobs_T[pack.mask_T].sum() / num_tokens
+            loss = -output.logprobs_T[pack.mask_T].sum() / share.num_tokens
             loss.backward()
             total += loss.item()
-        norm = self.optimizer.step(self.learning_rate)
+        for _ in range(share.num_passes - len(share.packs)):
+            output = self.adapter.forward(self.module, EMPTY, temperature=1.0)
+            output.logprobs_T.sum().backward()
+        if self.ranks.world > 1:
+            own = torch.tensor(total, dtype=torch.float64)
+            total = float(torch.stack(self.ranks.gather_everywhere(own)).sum())
+        norm = self.optimizer.step(share.learning_rate)
         return {
             "train/loss": total,
             "train/grad_norm": norm,
-            "train/learning_rate": self.learning_rate,
+            "train/learning_rate": share.learning_rate,
         }
 
     def snapshot(self) -> Snapshot:
-        """Weights and optimizer, copied."""
+        """Weights and optimizer, copied; every process keeps its own part."""
+        self.ranks.announce(Work.KEEP)
         return Snapshot(
             _cloned(self.module.state_dict()),
             _cloned(self.optimizer.state_tensors()),
@@ -104,7 +159,8 @@ class SupervisedTrainer:
         )
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Back to where the snapshot was taken."""
+        """Back to where the snapshot, the last one, was taken."""
+        self.ranks.announce(Work.GO_BACK)
         self.module.load_state_dict(dict(snapshot.module))
         self.optimizer.load_state(snapshot.optimizer, snapshot.num_updates)
 

@@ -99,7 +99,7 @@ def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, An
             tensors = dict(adapter.publication_tensors(module))
             write_weights_checkpoint(writing, tensors, model, tokenizer)
             load_named(writing, read_weights(writing), module, adapter)
-            comparable, checked_dtype = adapter.comparable(module, model)
+            comparable, checked_dtype = adapter.comparable(module, model, tensors)
             check = check_logits(
                 source,
                 model,

@@ -23,7 +23,7 @@ from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.plan.read import read_plan
 from miles_olmo.records.receipts import ReceiptLog
-from miles_olmo.wire.protocol import TOKEN_VARIABLE
+from miles_olmo.wire.protocol import RANK_SUFFIX, TOKEN_VARIABLE
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class JobContext:
     """What a job was started with."""
 
     name: str
-    """Job name, e.g. "trainer" or "engine-0"."""
+    """Name of the process, e.g. "trainer", "trainer-rank-1" or "engine-0"."""
     plan: RunPlan
     run: RunDirectory
     attempt: int
@@ -41,6 +41,13 @@ class JobContext:
     port: int
     """Port to bind to; 0 for any."""
     receipts: ReceiptLog
+    rank: int = 0
+    """Which of several processes of the same job."""
+
+    @property
+    def job(self) -> str:
+        """Name of the job in the plan."""
+        return self.name.partition(RANK_SUFFIX)[0]
 
     def read_token(self) -> str:
         """The run's bearer token, from the file that the launcher names in the environment.
@@ -64,6 +71,8 @@ def run_job(role: str, work: Callable[[JobContext], None], argv: list[str] | Non
     """Parse the command line of a job, check the plan, do the work, exit with its code."""
     arguments = _parser(role).parse_args(argv)
     name = f"{role}-{arguments.index}" if role == "engine" else role
+    if arguments.rank:
+        name += f"{RANK_SUFFIX}{arguments.rank}"
     hold_lifeline()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = RunDirectory(Path(arguments.run).resolve())
@@ -79,6 +88,7 @@ def run_job(role: str, work: Callable[[JobContext], None], argv: list[str] | Non
             arguments.host,
             arguments.port,
             receipts,
+            arguments.rank,
         )
         work(context)
     except MilesError as error:
@@ -98,6 +108,7 @@ def _parser(role: str) -> argparse.ArgumentParser:
     parser.add_argument("--run", required=True, help="run directory")
     parser.add_argument("--attempt", type=int, default=1, help="attempt number of the run")
     parser.add_argument("--index", type=int, default=0, help="which engine")
+    parser.add_argument("--rank", type=int, default=0, help="which process of the job")
     parser.add_argument("--host", default="127.0.0.1", help="address an engine binds to")
     parser.add_argument("--port", type=int, default=0, help="port an engine binds to; 0 for any")
     return parser

@@ -9,7 +9,7 @@ from miles_olmo.jobs.entry import JobContext
 
 def threads_of(context: JobContext) -> int:
     """CPU threads that the plan gives this job."""
-    return next(job.threads for job in context.plan.content.jobs if job.name == context.name)
+    return next(job.threads for job in context.plan.content.jobs if job.name == context.job)
 
 
 def configure_torch(threads: int) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 
 from miles_olmo.grpo.evaluate import Evaluator
+from miles_olmo.grpo.follower import Follower
 from miles_olmo.grpo.learner import Learner
 from miles_olmo.grpo.loop import TrainingRun, train
 from miles_olmo.grpo.publisher import Publisher
@@ -16,14 +19,16 @@ from miles_olmo.grpo.saving import Saver
 from miles_olmo.grpo.scoring import Scorer
 from miles_olmo.grpo.source import SampleSource
 from miles_olmo.grpo.state import RunState
-from miles_olmo.grpo.warmup import SupervisedTrainer
+from miles_olmo.grpo.warmup import Example, SupervisedTrainer
 from miles_olmo.jobs.entry import JobContext, run_job
 from miles_olmo.jobs.fleet import fleet_client
 from miles_olmo.jobs.inputs import checked_input
 from miles_olmo.jobs.threads import configure_torch, threads_of
+from miles_olmo.jobs.trainer_ranks import join_ranks
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.optimizer import PolicyOptimizer
+from miles_olmo.policy.ranks import Ranks, disconnect_ranks
 from miles_olmo.records.expert_load import ExpertLoadLog
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.tracking import open_trackers
@@ -32,19 +37,32 @@ from miles_olmo.tasks.prompts import answer_ids, read_prompts
 from miles_olmo.tasks.tokenizer import TextTokenizer
 from miles_olmo.tasks.verifiers import find_verifier
 
+DEVICE = torch.device("cpu")
+
 
 def run_trainer(context: JobContext) -> None:
-    """Train from the newest complete checkpoint of the run, or from the start."""
+    """Train from the newest complete checkpoint of the run, or from the start.
+
+    The first of several processes leads; the others hold their part of the policy and do what it
+    announces.
+    """
     manifest = context.plan.manifest
     configure_torch(threads_of(context))
-    asyncio.run(_train(context, manifest))
+    ranks = join_ranks(context, manifest.train.parallel, DEVICE)
+    if ranks.is_leader:
+        asyncio.run(_train(context, manifest, ranks))
+    else:
+        # It has nothing to put in order, and a handler could not interrupt a wait for the others.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        build_follower(manifest, ranks).follow()
+    disconnect_ranks(ranks)
 
 
-async def _train(context: JobContext, manifest: Manifest) -> None:
+async def _train(context: JobContext, manifest: Manifest, ranks: Ranks) -> None:
     tokenizer_path = checked_input(context, "data.tokenizer")
     tokenizer = TextTokenizer.from_data(tokenizer_path, manifest.data)
     async with fleet_client(context, tokenizer) as client:
-        run = build_run(context, manifest, client, tokenizer)
+        run = build_run(context, manifest, client, tokenizer, ranks)
         await client.wait_ready()
         try:
             await train(run)
@@ -52,15 +70,50 @@ async def _train(context: JobContext, manifest: Manifest) -> None:
             run.recorder.trackers.close()
 
 
-def build_run(
-    context: JobContext, manifest: Manifest, client: FleetClient, tokenizer: TextTokenizer
-) -> TrainingRun:
-    """All parts of the run; weights, optimizer and cursor come from a checkpoint if there is one."""
+def build_learner(manifest: Manifest, ranks: Ranks) -> Learner:
+    """The policy, or this process's part of it, with random weights."""
     adapter = adapter_for(manifest.model.family)
     module = adapter.build(
-        manifest.model, manifest.train, device=torch.device("cpu"), seed=manifest.seed
+        manifest.model, manifest.train, device=DEVICE, seed=manifest.seed, ranks=ranks
     )
-    optimizer = PolicyOptimizer(module, manifest.train.optimizer)
+    optimizer = PolicyOptimizer(module, manifest.train.optimizer, ranks)
+    return Learner(module, adapter, optimizer, manifest, ranks=ranks)
+
+
+def build_supervised(
+    learner: Learner, examples: Sequence[Example], ranks: Ranks
+) -> SupervisedTrainer | None:
+    """The warm-up, if the manifest has one; only the leader needs the examples."""
+    manifest = learner.manifest
+    if manifest.warmup is None:
+        return None
+    return SupervisedTrainer(
+        learner.module,
+        learner.adapter,
+        examples,
+        manifest.warmup,
+        manifest.seed,
+        manifest.train.packing.max_tokens,
+        ranks,
+    )
+
+
+def build_follower(manifest: Manifest, ranks: Ranks) -> Follower:
+    """Everything that a process needs besides the leader."""
+    learner = build_learner(manifest, ranks)
+    return Follower(learner, partial(build_supervised, learner, (), ranks))
+
+
+def build_run(
+    context: JobContext,
+    manifest: Manifest,
+    client: FleetClient,
+    tokenizer: TextTokenizer,
+    ranks: Ranks,
+) -> TrainingRun:
+    """All parts of the run; weights, optimizer and cursor come from a checkpoint if there is one."""
+    learner = build_learner(manifest, ranks)
+    module, adapter, optimizer = learner.module, learner.adapter, learner.optimizer
     read = partial(
         read_prompts,
         tokenizer=tokenizer,
@@ -87,8 +140,8 @@ def build_run(
         context.plan.digest,
         context.receipts,
         checked_input(context, "data.tokenizer"),
+        ranks,
     )
-    learner = Learner(module, adapter, optimizer, manifest)
     resumed = saver.restore_newest(state, source)
     if manifest.model.checkpoint is not None and not resumed:
         saver.start_from(context.plan.input_path("model.checkpoint", context.run.root))
@@ -101,20 +154,14 @@ def build_run(
         evaluator = Evaluator(held_out.first(count), client, scorer, manifest.rollout, stop)
     supervised = None
     if manifest.warmup is not None and not resumed:
-        supervised = SupervisedTrainer(
-            module,
-            adapter,
-            [(prompt.ids, answer_ids(prompt, tokenizer)) for prompt in prompts.prompts],
-            manifest.warmup,
-            manifest.seed,
-            manifest.train.packing.max_tokens,
-        )
+        examples = [(prompt.ids, answer_ids(prompt, tokenizer)) for prompt in prompts.prompts]
+        supervised = build_supervised(learner, examples, ranks)
     return TrainingRun(
         manifest=manifest,
         state=state,
         source=source,
         learner=learner,
-        publisher=Publisher(module, adapter, client, context.run, manifest.publish),
+        publisher=Publisher(module, adapter, client, context.run, manifest.publish, ranks),
         evaluator=evaluator,
         saver=saver,
         recorder=Recorder(

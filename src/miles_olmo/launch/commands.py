@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from miles_olmo.base.errors import LaunchError
 from miles_olmo.base.lifeline import LIFELINE_VARIABLE
 from miles_olmo.base.rundir import RunDirectory
-from miles_olmo.wire.protocol import TOKEN_VARIABLE
+from miles_olmo.wire.protocol import RANK_SUFFIX, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from miles_olmo.plan.model import JobSpec, RunPlan
@@ -44,21 +43,9 @@ class JobCommand:
 
 
 def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobCommand]:
-    """Every job of a plan as a command, in the plan's order.
-
-    Raises:
-        LaunchError: E515, a job wants several processes, which this backend cannot start.
-    """
+    """Every process of a plan as a command, in the plan's order; ranks of a job one after another."""
     commands, engines = [], 0
     for job in plan.content.jobs:
-        if job.processes != 1:
-            raise LaunchError(
-                "E515",
-                f"job {job.name} wants {job.processes} processes",
-                why="the local backend starts one process per job",
-                fix="set train.parallel.data and train.parallel.expert to 1",
-                job=job.name,
-            )
         extra: tuple[str, ...] = ()
         index = port = 0
         if job.role == "engine":
@@ -67,9 +54,12 @@ def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobComma
             host = plan.manifest.launch.host
             extra = ("--index", str(index), "--host", host, "--port", str(port))
         argv = (*_base_arguments(job, plan, run, attempt), *extra)
-        commands.append(
-            JobCommand(job.name, job.role, argv, job.threads, index, port, job.restartable)
-        )
+        for rank in range(job.processes):
+            name = f"{job.name}{RANK_SUFFIX}{rank}" if rank else job.name
+            own = ("--rank", str(rank)) if rank else ()
+            commands.append(
+                JobCommand(name, job.role, (*argv, *own), job.threads, index, port, job.restartable)
+            )
     return commands
 
 

@@ -24,6 +24,7 @@ from miles_olmo.launch.control import ControlFile, create_token, remove_token
 from miles_olmo.launch.engines import EngineWatch
 from miles_olmo.launch.environment import machine_facts
 from miles_olmo.launch.interrupts import Interrupts
+from miles_olmo.launch.trainer_ranks import LAST_WORDS_SECONDS, first_cause
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.records.receipts import ReceiptLog, failure_body, read_chain
 from miles_olmo.records.status import LAUNCHER
@@ -142,8 +143,8 @@ class Supervisor:
         while True:
             self._tick()
             for job in trainers:
-                if self._exit_of(job) is not None:
-                    self._require_success(job, "E512")
+                if self._exit_of(job):
+                    raise self._trainer_failure(trainers)
             if all(job.exit_code == 0 for job in trainers):
                 return
             for engine in engines:
@@ -151,6 +152,21 @@ class Supervisor:
             if not announced and all(engine.is_ready for engine in engines):
                 announced = True
                 self._control.set_state("running")
+
+    def _trainer_failure(self, trainers: list[JobProcess]) -> LaunchError:
+        """The failure of the trainer process that ended first for a reason of its own.
+
+        When one process ends, the others notice within moments and end, too. They get a few seconds
+        to say why; those that cannot (a hung one) are ended with everything else.
+        """
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
+        while time.monotonic() < deadline:
+            if all(self._exit_of(job) is not None for job in trainers):
+                break
+            self._tick()
+        ended = [job for job in trainers if job.exit_code]
+        reports = {job.command.name: self._reported_failure(job.command.name) for job in ended}
+        return self._failure_of(first_cause(ended, reports), "E512")
 
     def _watch_engine(self, engine: EngineWatch) -> None:
         exit_code = self._exit_of(engine.job)
@@ -183,10 +199,12 @@ class Supervisor:
         return exit_code
 
     def _require_success(self, job: JobProcess, code: str) -> None:
-        if job.exit_code == 0:
-            return
-        assert job.exit_code is not None
-        raise LaunchError(
+        if job.exit_code != 0:
+            raise self._failure_of(job, code)
+
+    def _failure_of(self, job: JobProcess, code: str) -> LaunchError:
+        assert job.exit_code
+        return LaunchError(
             code,
             f"{job.command.name} {describe_exit(job.exit_code)}",
             why="the run cannot go on without it",

@@ -342,12 +342,14 @@ class CollapseAlarm(Section):
 
 
 class Parallel(Section):
-    """Trainer processes."""
+    """Trainer processes: data x expert of them."""
 
     data: PositiveInt = 1
-    """Data-parallel replicas."""
+    """Replicas of the policy; each trains packs of its own."""
     expert: PositiveInt = 1
-    """Expert-parallel degree."""
+    """Processes that the experts of one replica are spread over; divides num_experts."""
+    timeout_seconds: PositiveFloat = 300.0
+    """Longest wait of a trainer process for the others inside one operation."""
     tensor: PositiveInt = 1
     """Only 1 works."""
     pipeline: PositiveInt = 1

@@ -90,13 +90,20 @@ def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
     """The processes of a run: data preparation if the run makes its data, engines, trainer."""
     threads = m.launch.threads
 
-    def job(name: str, role: str, *, module: str = "", restartable: bool = False) -> JobSpec:
+    def job(
+        name: str,
+        role: str,
+        *,
+        module: str = "",
+        processes: int = 1,
+        restartable: bool = False,
+    ) -> JobSpec:
         return JobSpec.model_validate(
             {
                 "name": name,
                 "role": role,
                 "module": f"miles_olmo.jobs.{module or role}",
-                "processes": 1,
+                "processes": processes,
                 "device": "cpu",
                 "threads": threads,
                 "restartable": restartable,
@@ -109,7 +116,9 @@ def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
         job(f"engine-{i}", "engine", module=module, restartable=True)
         for i in range(m.engines.count)
     ]
-    return (*prepare, *engines, job("trainer", "trainer"))
+    parallel = m.train.parallel
+    trainer = job("trainer", "trainer", processes=parallel.data * parallel.expert)
+    return (*prepare, *engines, trainer)
 
 
 def resolve(m: Manifest) -> Resolved:

@@ -41,6 +41,7 @@ DECIDES: Mapping[str, Decides] = MappingProxyType(
         "train": "nothing",
         "train.updates_per_step": "state",
         "train.parallel": "state",
+        "train.parallel.timeout_seconds": "nothing",
         "publish": "nothing",
         "publish.every_steps": "sampling",
         "checkpoint": "nothing",

@@ -25,6 +25,7 @@ from miles_olmo.policy.family import FamilyAdapter, PackOutput
 from miles_olmo.policy.olmo3moe_forward import count_experts, forward_pack, reference_logits
 from miles_olmo.policy.olmo3moe_model import PortableModel, build_model
 from miles_olmo.policy.olmo3moe_tensors import TensorNames
+from miles_olmo.policy.ranks import ALONE, Ranks
 
 
 class PortableAdapter:
@@ -34,11 +35,17 @@ class PortableAdapter:
     names: TensorNames
 
     def build(
-        self, model: Model, train: Train | None, *, device: torch.device, seed: int
+        self,
+        model: Model,
+        train: Train | None,
+        *,
+        device: torch.device,
+        seed: int,
+        ranks: Ranks = ALONE,
     ) -> PortableModel:
         """A policy with seeded random weights; `train` decides about recompute."""
         recompute = train is not None and train.recompute == "block"
-        module = build_model(model, recompute=recompute, device=device, seed=seed)
+        module = build_model(model, recompute=recompute, device=device, seed=seed, ranks=ranks)
         return module.train(train is not None)
 
     def forward(self, module: nn.Module, pack: Pack, *, temperature: float) -> PackOutput:
@@ -56,6 +63,10 @@ class PortableAdapter:
     def publication_tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         """See `olmo3moe_tensors.publication_tensors`."""
         return olmo3moe_tensors.publication_tensors(module, self.names)
+
+    def publication_layout(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """See `olmo3moe_tensors.publication_layout`."""
+        return olmo3moe_tensors.publication_layout(module, self.names)
 
     def load_tensors(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
         """See `olmo3moe_tensors.load_tensors`."""
@@ -75,9 +86,10 @@ class PortableAdapter:
         # transformers is imported only where an export is made.
         from miles_olmo.policy.export import export_policy
 
-        comparable, dtype = self.comparable(module, model)
+        tensors = dict(self.publication_tensors(module))
+        comparable, dtype = self.comparable(module, model, tensors)
         return export_policy(
-            dict(self.publication_tensors(module)),
+            tensors,
             model,
             tokenizer,
             directory,
@@ -88,9 +100,40 @@ class PortableAdapter:
             device=next(module.parameters()).device,
         )
 
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
-        """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
-        return module, model.dtype
+    def assist_export(self, module: nn.Module, model: Model) -> None:
+        """See `FamilyAdapter.assist_export`: the same collectives in the same order as `export`."""
+        from miles_olmo.policy.export import assist_logits_check
+
+        for _ in self.publication_tensors(module):
+            pass
+        if self.check_dtype(model) == model.dtype:
+            device = next(module.parameters()).device
+            assist_logits_check(model, partial(self.logits, module), device=device)
+
+    def check_dtype(self, model: Model) -> str:
+        """Dtype in which the policy is compared with the Hugging Face class."""
+        return model.dtype
+
+    def comparable(
+        self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[nn.Module, str]:
+        """The module whose logits are compared with those of the Hugging Face class, and its dtype.
+
+        Args:
+            tensors: What the module publishes.
+
+        Returns:
+            The module itself where its dtype is `check_dtype`, else a twin on this process alone.
+        """
+        dtype = self.check_dtype(model)
+        if dtype == model.dtype:
+            return module, dtype
+        twin_model = model.model_copy(update={"dtype": dtype})
+        device = next(module.parameters()).device
+        twin = self.build(twin_model, None, device=device, seed=0)
+        wide = getattr(torch, dtype)
+        self.load_tensors(twin, {name: tensor.to(wide) for name, tensor in tensors.items()})
+        return twin, dtype
 
 
 class Olmo3MoeAdapter(PortableAdapter):
@@ -111,15 +154,8 @@ class OlmoeAdapter(PortableAdapter):
     name = "olmoe"
     names = olmo3moe_tensors.OLMOE
 
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
-        if model.dtype == "float32":
-            return module, model.dtype
-        twin_model = model.model_copy(update={"dtype": "float32"})
-        device = next(module.parameters()).device
-        twin = self.build(twin_model, None, device=device, seed=0)
-        weights = self.publication_tensors(module)
-        self.load_tensors(twin, {name: tensor.float() for name, tensor in weights})
-        return twin, "float32"
+    def check_dtype(self, model: Model) -> str:
+        return "float32"
 
 
 ADAPTERS: Mapping[str, type[PortableAdapter]] = {

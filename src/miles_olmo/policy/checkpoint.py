@@ -3,20 +3,24 @@
     checkpoints/step-000080/
       weights.safetensors     the policy under its Hugging Face names
       optimizer.safetensors   moments (and float32 masters) under the module's names
-      random.safetensors      generator states
+      random.safetensors      generator states of each rank
       state.json              everything else: step, version, cursor, topology, plan digest, ...
       complete.json           size and sha256 of the files above; written last
 
 A save writes a hidden directory, syncs it and renames it (`atomic_directory`), so a kill at any point
 leaves the previous checkpoint in force. The cursor is opaque here; its owner is the sample source.
-Left out: sharded checkpoints (one process writes all) and saving in the background.
+
+Several ranks: the leader writes all, in the format of one process. Experts are gathered tensor by
+tensor, so beside the policy it holds one whole tensor (all experts of one projection of one layer)
+at a time. The topology is recorded and must be the same on a resume, where every rank reads its part.
+Left out: files written by several ranks at once, and saving in the background.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +35,14 @@ from miles_olmo.policy import random_state
 from miles_olmo.policy.atomic_directory import atomic_directory, remove_directory, remove_leftovers
 from miles_olmo.policy.family import FamilyAdapter
 from miles_olmo.policy.optimizer import PolicyOptimizer
-from miles_olmo.policy.tensor_files import WrittenFile, read_tensors, write_tensors
+from miles_olmo.policy.rank_messages import Message
+from miles_olmo.policy.ranks import ALONE, Ranks
+from miles_olmo.policy.tensor_files import (
+    WrittenFile,
+    read_tensors,
+    write_tensor_stream,
+    write_tensors,
+)
 
 SCHEMA = "miles-olmo/checkpoint/v1"
 WEIGHTS = "weights.safetensors"
@@ -89,10 +100,12 @@ def save_checkpoint(
     adapter: FamilyAdapter,
     *,
     keep: int,
+    ranks: Ranks = ALONE,
 ) -> Path:
     """Write `<directory>/step-<step>`, then remove all but the newest `keep` complete ones.
 
-    Leftovers of killed saves are removed first. A checkpoint of the same step is replaced.
+    The leader writes everything, whole tensors whatever the number of ranks; the other ranks call
+    `assist_save`. Leftovers of killed saves are removed first. A checkpoint of the same step is replaced.
 
     Raises:
         CheckpointError: E402, it could not be written (a full disk, no permission, ...). The partial
@@ -102,7 +115,7 @@ def save_checkpoint(
     try:
         remove_leftovers(directory, _TARGETS)
         with atomic_directory(target) as writing:
-            _write(writing, state, module, optimizer, adapter)
+            _write(writing, state, module, optimizer, adapter, ranks)
         for step in _complete_steps(directory)[:-keep]:
             remove_directory(visible_checkpoints(directory)[step])
     except OSError as error:
@@ -115,6 +128,18 @@ def save_checkpoint(
             errno=error.errno,
         ) from error
     return target
+
+
+def assist_save(
+    module: nn.Module, optimizer: PolicyOptimizer, adapter: FamilyAdapter, ranks: Ranks
+) -> None:
+    """What the other ranks do while the leader runs `save_checkpoint`: the same gathers in order."""
+    tensors, values = random_state.capture()
+    ranks.send(0, Message(values, tensors))
+    for _ in adapter.publication_tensors(module):
+        pass
+    for _ in optimizer.whole_state_tensors():
+        pass
 
 
 def visible_checkpoints(directory: Path) -> dict[int, Path]:
@@ -169,16 +194,23 @@ def load_checkpoint(
     adapter: FamilyAdapter,
     *,
     topology: Mapping[str, int],
+    rank: int = 0,
+    fingerprint: str | None = None,
 ) -> TrainerState:
     """Restore weights, optimizer and generators; training continues bit for bit.
 
-    Everything is verified before anything is changed.
+    Everything is verified before anything is changed. Every rank loads its own part.
+
+    Args:
+        rank: Whose generators to restore.
+        fingerprint: `checkpoint_fingerprint` that the leader has verified; the files are then
+            not verified again, only that they are the same.
 
     Raises:
         CheckpointError: E400, E401, E405 as `verify_checkpoint`; E403 another topology; E404 the
             policy has other tensors.
     """
-    state = verify_checkpoint(path)
+    state = verify_checkpoint(path) if fingerprint is None else _read_verified(path, fingerprint)
     if dict(state.topology) != dict(topology):
         raise CheckpointError(
             "E403",
@@ -187,13 +219,41 @@ def load_checkpoint(
             why="a checkpoint is laid out for its own number of processes",
             fix="set train.parallel to the checkpoint's, or start from its export",
         )
-    moments, generators = _load_file(path / OPTIMIZER), _load_file(path / RANDOM)
-    values = json.loads((path / STATE).read_text())["random"]
+    moments = optimizer.own_state(_load_file(path / OPTIMIZER))
+    generators = random_state.of_rank(_load_file(path / RANDOM), rank)
+    content = json.loads((path / STATE).read_text())
+    values = content["random_of_ranks"][rank - 1] if rank else content["random"]
     optimizer.check_state(moments)
     load_weights(path, module, adapter, verified=True)
     optimizer.load_state(moments, state.num_updates)
     random_state.restore(generators, values)
     return state
+
+
+def checkpoint_fingerprint(path: Path) -> str:
+    """sha256 of the file that holds the hashes of all others."""
+    return file_sha256(path / COMPLETE)
+
+
+def _read_verified(path: Path, fingerprint: str) -> TrainerState:
+    """The state of a checkpoint that another rank has verified.
+
+    Raises:
+        CheckpointError: E406, this rank sees another checkpoint.
+    """
+    try:
+        found = checkpoint_fingerprint(path)
+    except OSError as error:
+        found = f"none ({error.strerror})"
+    if found != fingerprint:
+        raise CheckpointError(
+            "E406",
+            f"checkpoint {path} has the fingerprint {found}, the leader's has {fingerprint}",
+            why="the processes of the trainer would continue from different states",
+            fix="put the run on a disk that all of them see",
+            path=str(path),
+        )
+    return TrainerState(**json.loads((path / STATE).read_text())["state"])
 
 
 def load_weights(
@@ -225,20 +285,30 @@ def _write(
     module: nn.Module,
     optimizer: PolicyOptimizer,
     adapter: FamilyAdapter,
+    ranks: Ranks,
 ) -> None:
     assert state.num_updates == optimizer.num_updates
     tensors, values = random_state.capture()
-    weights = dict(adapter.publication_tensors(module))
-    moments = optimizer.state_tensors()
-    written = [
-        write_tensors(directory / WEIGHTS, weights),
-        write_tensors(directory / OPTIMIZER, moments),
-        write_tensors(directory / RANDOM, tensors),
-    ]
+    others = [ranks.receive(rank) for rank in range(1, ranks.world)]
+    tensors = random_state.of_all_ranks([tensors, *(message.tensors for message in others)])
+    weights = _write_gathered(
+        directory / WEIGHTS,
+        lambda: adapter.publication_layout(module),
+        adapter.publication_tensors(module),
+        ranks,
+    )
+    moments = _write_gathered(
+        directory / OPTIMIZER,
+        optimizer.whole_state_layout,
+        optimizer.whole_state_tensors(),
+        ranks,
+    )
+    written = [weights, moments, write_tensors(directory / RANDOM, tensors)]
     content = {
         "state": asdict(state),
         "random": values,
-        "num_tensors": {WEIGHTS: len(weights), OPTIMIZER: len(moments)},
+        **({"random_of_ranks": [dict(message.values) for message in others]} if others else {}),
+        "num_tensors": {WEIGHTS: len(weights.tensors), OPTIMIZER: len(moments.tensors)},
     }
     text = (json.dumps(content, sort_keys=True, allow_nan=False) + "\n").encode()
     (directory / STATE).write_bytes(text)
@@ -246,6 +316,18 @@ def _write(
     files = {file.name: {"size": file.num_bytes, "sha256": file.sha256} for file in written}
     complete = {"schema": SCHEMA, "files": files}
     (directory / COMPLETE).write_text(json.dumps(complete, indent=2, sort_keys=True) + "\n")
+
+
+def _write_gathered(
+    path: Path,
+    layout: Callable[[], Mapping[str, torch.Tensor]],
+    tensors: Iterator[tuple[str, torch.Tensor]],
+    ranks: Ranks,
+) -> WrittenFile:
+    """Gathered tensors are written one by one; tensors that are all here, without reading back."""
+    if ranks.world == 1:
+        return write_tensors(path, dict(tensors))
+    return write_tensor_stream(path, layout(), tensors)
 
 
 def _complete_steps(directory: Path) -> list[int]:

@@ -29,6 +29,19 @@ def routed_experts_forward(
     Returns:
         `[T, D]` in the dtype of x.
     """
+    out_TKD = expert_rows(experts, x_TD, indices_TK, counts_E, min_rows=min_rows)
+    return combine_experts(out_TKD, weights_TK, x_TD.dtype)
+
+
+def expert_rows(
+    experts: RoutedExperts,
+    x_TD: torch.Tensor,
+    indices_TK: torch.Tensor,
+    counts_E: torch.Tensor,
+    *,
+    min_rows: int,
+) -> torch.Tensor:
+    """What each expert of each token answers, `[T, K, D]`; see `routed_experts_forward`."""
     num_tokens, top_k = indices_TK.shape
     order = torch.argsort(indices_TK.reshape(-1), stable=True)
     source_P, slots, sizes_E = _expert_rows(order, counts_E, top_k, min_rows)
@@ -41,9 +54,15 @@ def routed_experts_forward(
     hidden = experts.chunk_and_activate(up_gate)
     out_PD = F.grouped_mm(hidden, experts.w_down, offs=offsets_E)
 
-    out_TKD = out_PD.index_select(0, slot_of_assignment).view(num_tokens, top_k, -1)
+    return out_PD.index_select(0, slot_of_assignment).view(num_tokens, top_k, -1)
+
+
+def combine_experts(
+    out_TKD: torch.Tensor, weights_TK: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Weighted sum over a token's experts in float32, rounded once to `dtype`: `[T, D]`."""
     combined = (out_TKD.float() * weights_TK.float().unsqueeze(-1)).sum(1)
-    return combined.to(x_TD.dtype)
+    return combined.to(dtype)
 
 
 def _expert_rows(

@@ -182,7 +182,7 @@ def _write_config(directory: Path, model: Model, ids: SpecialTokenIds) -> None:
 
 
 def _write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    groups = list(file_groups(tensors, MAX_FILE_BYTES))
+    groups = list(file_groups(tensors.items(), MAX_FILE_BYTES))
     if len(groups) == 1:
         write_tensors(directory / "model.safetensors", tensors, {"format": "pt"})
         return
@@ -250,6 +250,18 @@ def check_logits(
             **{key: str(value) for key, value in asdict(check).items()},
         )
     return check
+
+
+def assist_logits_check(
+    model: Model,
+    core_logits: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    device: torch.device,
+    seed: int = 0,
+) -> None:
+    """What the other ranks of a spread policy do during `check_logits`: the same passes in order."""
+    for ids_BT in _token_batches(model, seed):
+        core_logits(ids_BT.to(device))
 
 
 def _token_batches(model: Model, seed: int) -> list[torch.Tensor]:

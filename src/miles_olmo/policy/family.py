@@ -18,6 +18,7 @@ from miles_olmo.algo.pack import Pack
 from miles_olmo.algo.router_losses import RouterCounts
 from miles_olmo.manifest.models import Model, Train
 from miles_olmo.policy.export_tokenizer import TokenizerSource
+from miles_olmo.policy.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,21 @@ class FamilyAdapter(Protocol):
     """As in `model.family`."""
 
     def build(
-        self, model: Model, train: Train | None, *, device: torch.device, seed: int
+        self,
+        model: Model,
+        train: Train | None,
+        *,
+        device: torch.device,
+        seed: int,
+        ranks: Ranks = ALONE,
     ) -> nn.Module:
-        """A policy with seeded random weights; `train` (recompute, replay) is None for an engine."""
+        """A policy with seeded random weights; `train` (recompute, replay) is None for an engine.
+
+        Args:
+            ranks: Processes that the routed experts are spread over. A policy that is spread has
+                `expert_shards` (see `miles_olmo.policy.expert_shards`); its passes, and the methods
+                below that say so, need all of its ranks, each calling the same methods in order.
+        """
         ...
 
     def forward(self, module: nn.Module, pack: Pack, *, temperature: float) -> PackOutput:
@@ -72,7 +85,15 @@ class FamilyAdapter(Protocol):
         ...
 
     def publication_tensors(self, module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the policy once, under its Hugging Face name, buffers included."""
+        """Every tensor of the policy once, under its Hugging Face name, buffers included.
+
+        Of a policy that is spread, all ranks call this and run it to its end: the leader gets
+        whole tensors, one layer's experts gathered at a time, the others nothing.
+        """
+        ...
+
+    def publication_layout(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """Names, shapes and dtypes of `publication_tensors`, on the meta device; any rank alone."""
         ...
 
     def load_tensors(self, module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -87,7 +108,9 @@ class FamilyAdapter(Protocol):
         """Logits of every position `[B, T, V]`, natively routed, without gradient."""
         ...
 
-    def comparable(self, module: nn.Module, model: Model) -> tuple[nn.Module, str]:
+    def comparable(
+        self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
+    ) -> tuple[nn.Module, str]:
         """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
         ...
 
@@ -102,4 +125,8 @@ class FamilyAdapter(Protocol):
         step: int | None,
     ) -> dict[str, Any]:
         """Write a Hugging Face checkpoint, check its logits against the module, return the figures."""
+        ...
+
+    def assist_export(self, module: nn.Module, model: Model) -> None:
+        """What the other ranks of a spread policy do while the leader calls `export`."""
         ...

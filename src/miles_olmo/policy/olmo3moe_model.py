@@ -31,7 +31,7 @@ from olmo_core.nn.ddp.model import OLMoDDPModel
 from olmo_core.nn.layer_norm import LayerNormConfig, LayerNormType
 from olmo_core.nn.lm_head import LMHeadConfig, LMHeadType
 from olmo_core.nn.moe.router import MoERouterGatingFunction
-from olmo_core.nn.moe.v2.routed_experts import RoutedExpertsConfig
+from olmo_core.nn.moe.v2.routed_experts import RoutedExperts, RoutedExpertsConfig
 from olmo_core.nn.moe.v2.shared_experts import SharedExpertsConfig
 from olmo_core.nn.rope import RoPEConfig, RotaryEmbedding
 from olmo_core.nn.transformer.config import (
@@ -42,8 +42,11 @@ from olmo_core.nn.transformer.config import (
 from olmo_core.nn.transformer.init import InitMethod
 
 from miles_olmo.manifest.models import Model, ModelShape
+from miles_olmo.policy.expert_dispatch import dispatched_experts_forward
+from miles_olmo.policy.expert_shards import ExpertShards
 from miles_olmo.policy.experts import routed_experts_forward
 from miles_olmo.policy.numerics import NumericRules, rules_for
+from miles_olmo.policy.ranks import ALONE, Ranks
 from miles_olmo.policy.routing import ReplayRouter, ReplayRouterConfig, RoutingObserver
 
 
@@ -83,6 +86,8 @@ class PortableBlock(OLMoDDPTransformerBlock):
     """The fused MoE block with a forward pass in plain torch."""
 
     rules: NumericRules
+    ranks: Ranks = ALONE
+    """Processes that share the routed experts."""
 
     def combined_forward_no_ep(
         self,
@@ -146,6 +151,16 @@ class PortableBlock(OLMoDDPTransformerBlock):
         forced_TK = None if forced_LTK is None else forced_LTK[self.block_idx]
         weights_TK, indices_TK, counts_E, decision = router.route(x_TD, forced_TK)
         forward_pass.observer.observe(self.block_idx, decision)
+        if self.ranks.expert > 1:
+            return dispatched_experts_forward(
+                experts,
+                x_TD,
+                weights_TK,
+                indices_TK,
+                counts_E,
+                min_rows=self.rules.min_rows,
+                ranks=self.ranks,
+            )
         return routed_experts_forward(
             experts, x_TD, weights_TK, indices_TK, counts_E, min_rows=self.rules.min_rows
         )
@@ -166,6 +181,8 @@ class PortableBlockConfig(OLMoDDPTransformerBlockConfig):
 class PortableModel(OLMoDDPModel):
     """`OLMoDDPModel` in the dtype of its parameters, whose forward takes a `ForwardPass`."""
 
+    expert_shards: ExpertShards | None = None
+    """How routed experts are spread over processes; None when this one has them all."""
     _training_dtype: torch.dtype  # type: ignore[misc]  # bfloat16 for the stock class, ours per model
 
     def __init__(self, *, max_positions: int, **fields: Any) -> None:
@@ -346,13 +363,24 @@ def _mlp_config(shape: ModelShape, width: int, dtype: DType) -> SharedExpertsCon
     )
 
 
-def build_model(model: Model, *, recompute: bool, device: torch.device, seed: int) -> PortableModel:
+def build_model(
+    model: Model,
+    *,
+    recompute: bool,
+    device: torch.device,
+    seed: int,
+    ranks: Ranks = ALONE,
+) -> PortableModel:
     """A policy with random weights that depend on shape and seed alone.
 
     Matrices (and the router's flat matrix) are normal with `shape.initializer_std`, drawn in
-    float32 on the CPU from one generator in the order of `named_parameters`; norms are ones.
+    float32 on the CPU from one generator in the order of `named_parameters`; norms are ones. With
+    expert parallelism the routed experts are this rank's, with the weights that one process would
+    draw for them.
     """
     built = model_config(model, recompute=recompute).build(init_device="cpu")
+    if ranks.expert > 1:
+        _keep_own_experts(built, ranks)
     _draw_weights(built, model.shape.initializer_std, seed)
     built.to(device)
     rules = rules_for(device)
@@ -361,12 +389,29 @@ def build_model(model: Model, *, recompute: bool, device: torch.device, seed: in
     return built
 
 
+def _keep_own_experts(module: PortableModel, ranks: Ranks) -> None:
+    """Cut the routed experts down to this rank's."""
+    names = []
+    for prefix, experts in module.named_modules():
+        if isinstance(experts, RoutedExperts):
+            for name, parameter in experts.named_parameters(recurse=False):
+                own = parameter.detach().chunk(ranks.expert)[ranks.expert_index]
+                parameter.data = own.clone()  # in place: other objects hold the parameter, too
+                names.append(f"{prefix}.{name}")
+            experts.num_local_experts = experts.num_experts // ranks.expert
+    for block in module.portable_blocks():
+        block.ranks = ranks
+    module.expert_shards = ExpertShards(ranks, frozenset(names))
+
+
 @torch.no_grad()
 def _draw_weights(module: PortableModel, std: float, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
+    shards = module.expert_shards
     for name, parameter in module.named_parameters():
         if name.endswith("norm.weight"):
             parameter.fill_(1.0)
-        else:
-            drawn = torch.empty(parameter.shape, dtype=torch.float32)
-            parameter.copy_(drawn.normal_(0.0, std, generator=generator))
+            continue
+        shape = parameter.shape if shards is None else shards.whole_layout(name, parameter).shape
+        drawn = torch.empty(shape, dtype=torch.float32).normal_(0.0, std, generator=generator)
+        parameter.copy_(drawn if shards is None else shards.own(name, drawn))

@@ -25,9 +25,9 @@ That is `olmo3moe`. In `olmoe` the norms stand before attention and MLP and are 
 (input_layernorm, post_attention_layernorm), and the router is mlp.gate.weight.
 
 Source: `olmo_core.nn.hf.convert.convert_olmo3moe_state_to_hf` (ai2-olmo-core 3.0), which the tests
-compare with tensor by tensor; `OlmoeForCausalLM` (transformers), as public checkpoints are saved. `score_bias` is a buffer that Hugging Face's class does not have; the
-name is DeepSeek's. Left out, and refused by name: linear attention, latent experts, biases, several
-shared experts, tied embeddings, sharded experts.
+compare with tensor by tensor; `OlmoeForCausalLM` (transformers), as public checkpoints are saved.
+`score_bias` is a buffer that Hugging Face's class does not have; the name is DeepSeek's. Left out,
+and refused by name: linear attention, latent experts, biases, several shared experts, tied embeddings.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import torch
 from torch import nn
 
 from miles_olmo.base.errors import CheckpointError, EngineError
+from miles_olmo.policy.expert_shards import ExpertShards, shards_of
 
 _Views = Iterator[tuple[str, torch.Tensor]]
 
@@ -101,6 +102,9 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.(.+)")
 def publication_tensors(module: nn.Module, names: TensorNames = OLMO3MOE) -> _Views:
     """Every tensor of the policy once, parameters and buffers, under its Hugging Face name.
 
+    Experts that are spread over ranks are gathered tensor by tensor: all ranks iterate to the end,
+    the leader gets everything and the others nothing.
+
     Yields:
         (name, tensor): detached views of the module's own storage, mostly not contiguous, in the
         module's dtypes. They change when the module does.
@@ -110,8 +114,25 @@ def publication_tensors(module: nn.Module, names: TensorNames = OLMO3MOE) -> _Vi
     """
     state = module.state_dict()
     _refuse_shared_storage(state)
+    shards = shards_of(module)
     for name, tensor in state.items():
-        yield from _views(name, tensor.detach(), state, names)
+        whole = tensor.detach() if shards is None else shards.whole(name, tensor.detach())
+        if whole is not None:
+            yield from _views(name, whole, state, names)
+
+
+def publication_layout(module: nn.Module, names: TensorNames = OLMO3MOE) -> dict[str, torch.Tensor]:
+    """Names, shapes and dtypes of `publication_tensors`, as tensors on the meta device.
+
+    Raises:
+        CheckpointError: E410, the module holds a tensor that has no Hugging Face name.
+    """
+    state, shards = module.state_dict(), shards_of(module)
+    layout = {}
+    for name, tensor in state.items():
+        whole = tensor.to("meta") if shards is None else shards.whole_layout(name, tensor)
+        layout.update(_views(name, whole, state, names))
+    return layout
 
 
 def load_tensors(
@@ -125,13 +146,35 @@ def load_tensors(
         EngineError: E411 missing or extra names, E412 wrong shapes or dtypes, E413 NaN or infinity.
         CheckpointError: E410, the module holds a tensor that has no Hugging Face name.
     """
-    views = dict(publication_tensors(module, names))
+    shards = shards_of(module)
+    layout = publication_layout if shards else publication_tensors
+    views = dict(layout(module, names))
     _check_names(views, tensors)
     _check_layouts(views, tensors)
     _check_finite(tensors)
     with torch.no_grad():
+        if shards:
+            _load_shards(module, tensors, shards, names)
+            return
         for name, view in views.items():
             view.copy_(tensors[name])
+
+
+def _load_shards(
+    module: nn.Module,
+    tensors: Mapping[str, torch.Tensor],
+    shards: ExpertShards,
+    names: TensorNames,
+) -> None:
+    """Join each cut tensor in memory of its own and keep this rank's part."""
+    state = module.state_dict()
+    for name, tensor in state.items():
+        layout = shards.whole_layout(name, tensor)
+        whole = torch.empty_like(layout, device="cpu") if shards.is_cut(name) else tensor
+        for hf_name, view in _views(name, whole, state, names):
+            view.copy_(tensors[hf_name])
+        if shards.is_cut(name):
+            tensor.copy_(shards.own(name, whole))
 
 
 def _views(

@@ -5,19 +5,26 @@ global gradient-norm clipping before it. Weight decay acts on matrices only; nor
 are left alone. Parameters below float32 are updated in float32 master copies and rounded
 once per update, since small updates vanish in bfloat16.
 
+Several processes: each holds the moments of the weights it holds. Gradients are added up over the
+processes first (`gradient_sum`), so all of them take the same step. Left out: moments that are spread
+over data replicas.
+
 State that a checkpoint needs exists from the start, for every parameter, also for one that never
 had a gradient: names never depend on what happened in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
 from miles_olmo.base.errors import CheckpointError, TrainingError
 from miles_olmo.manifest.models import Optimizer
+from miles_olmo.policy.expert_shards import shards_of
+from miles_olmo.policy.gradient_sum import GradientSum
+from miles_olmo.policy.ranks import ALONE, Ranks
 
 _FLAT_MATRICES = ("routed_experts_router.weight",)
 """OLMo-core stores the router's [E, D] matrix flat."""
@@ -26,8 +33,10 @@ _FLAT_MATRICES = ("routed_experts_router.weight",)
 class PolicyOptimizer:
     """AdamW that owns the order: refuse non-finite gradients, clip, step, round back."""
 
-    def __init__(self, module: nn.Module, settings: Optimizer) -> None:
+    def __init__(self, module: nn.Module, settings: Optimizer, ranks: Ranks = ALONE) -> None:
         self._settings = settings
+        self._shards = shards_of(module)
+        self._sum = GradientSum(ranks, self._shards)
         self._parameters = {
             name: parameter
             for name, parameter in module.named_parameters()
@@ -64,15 +73,18 @@ class PolicyOptimizer:
 
         A parameter without a gradient counts as one with a zero gradient: its moments decay.
 
+        All ranks call this; the gradients of each are those of its own packs.
+
         Returns:
-            The global gradient norm before clipping.
+            The global gradient norm before clipping: every parameter of the policy once.
 
         Raises:
             TrainingError: E310, a gradient is NaN or infinite (details: `tensors`). Weights,
                 moments and the update count are unchanged.
         """
         gradients = self._gradients()
-        norm = _global_norm(gradients)
+        self._sum.over_ranks(gradients)
+        norm = _global_norm(self._sum.squared_norms(gradients))
         scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
         for name, master in self._masters.items():
             master.grad = gradients[name] * scale if scale < 1.0 else gradients[name]
@@ -105,6 +117,31 @@ class PolicyOptimizer:
             if master is not self._parameters[name]:
                 tensors[f"master.{name}"] = master
         return {name: tensor.detach() for name, tensor in tensors.items()}
+
+    def whole_state_layout(self) -> dict[str, torch.Tensor]:
+        """Names, shapes and dtypes of `whole_state_tensors`, on the meta device."""
+        return {
+            name: self._shards.whole_layout(_parameter_of(name), tensor)
+            if self._shards
+            else tensor.to("meta")
+            for name, tensor in self.state_tensors().items()
+        }
+
+    def whole_state_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """`state_tensors` with all experts, on the leader; nothing elsewhere.
+
+        All ranks iterate to the end; one tensor is gathered at a time.
+        """
+        for name, tensor in self.state_tensors().items():
+            whole = self._shards.whole(_parameter_of(name), tensor) if self._shards else tensor
+            if whole is not None:
+                yield name, whole
+
+    def own_state(self, whole: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """This rank's part of a state with all experts; views of it."""
+        if self._shards is None:
+            return dict(whole)
+        return {name: self._shards.own(_parameter_of(name), t) for name, t in whole.items()}
 
     def check_state(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Refuse a state that is not this optimizer's.
@@ -176,16 +213,20 @@ def _groups(
     return [group for group in groups if group["params"]]
 
 
-def _global_norm(gradients: Mapping[str, torch.Tensor]) -> float:
-    """2-norm over all gradients, summed in float64.
+def _parameter_of(state_name: str) -> str:
+    return state_name.partition(".")[2]
+
+
+def _global_norm(squared_norms: Mapping[str, torch.Tensor]) -> float:
+    """2-norm over all gradients, from the squares of their norms in float64.
 
     Raises:
         TrainingError: E310.
     """
-    squares = torch.stack([_squared_norm(gradient) for gradient in gradients.values()]).cpu()
+    squares = torch.stack(list(squared_norms.values())).cpu()
     if not bool(torch.isfinite(squares).all()):
         finite = torch.isfinite(squares).tolist()
-        bad = [name for name, is_finite in zip(gradients, finite, strict=True) if not is_finite]
+        bad = [name for name, is_finite in zip(squared_norms, finite, strict=True) if not is_finite]
         raise TrainingError(
             "E310",
             f"the gradient of {len(bad)} tensors is NaN or infinite, first '{bad[0]}'",
@@ -194,7 +235,3 @@ def _global_norm(gradients: Mapping[str, torch.Tensor]) -> float:
             tensors=bad,
         )
     return float(squares.sum().sqrt())
-
-
-def _squared_norm(gradient: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(gradient, dtype=torch.float64).square()

@@ -2,7 +2,7 @@
 
 Every tensor once, under its Hugging Face name, with its sha256; `publication.json` is written last and
 the directory appears atomically, so an engine can only see a complete version. NaN and
-infinity are refused before anything is written. Nothing is synced to the disk: a publication has to
+infinity are refused before anything becomes visible. Nothing is synced to the disk: a publication has to
 outlive neither its run's processes nor a power failure.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -33,18 +33,22 @@ def write_publication(
 ) -> Publication:
     """Write version `version` of the policy to `directory`, e.g. `publish/v000012`.
 
-    A publication that is already there is replaced.
+    A publication that is already there is replaced. In memory are at most one file's tensors beside
+    the policy and one tensor that is gathered from several ranks.
 
     Raises:
         CheckpointError: E410 a tensor without a name; E420 NaN or infinity (details: `tensors`);
             E421 the files could not be written. There is no new publication then.
     """
-    tensors = dict(adapter.publication_tensors(module))
-    _refuse_non_finite(tensors, version)
-    published = []
+    published: list[PublishedTensor] = []
+    bad: list[str] = []
+    tensors = adapter.publication_tensors(module)
     try:
         with atomic_directory(directory, durable=False) as writing:
             for number, group in enumerate(file_groups(tensors, MAX_FILE_BYTES), start=1):
+                bad += _not_finite(group)
+                if bad:
+                    continue  # to the end: the message names all of them
                 file = write_tensors(writing / f"weights-{number:05d}.safetensors", group)
                 published += [
                     PublishedTensor(
@@ -56,6 +60,7 @@ def write_publication(
                     )
                     for name, tensor in group.items()
                 ]
+            _refuse_non_finite(bad, version)
             publication = Publication(version, str(directory.resolve()), tuple(published))
             text = json.dumps(publication.as_json(), indent=1, sort_keys=True) + "\n"
             (writing / MANIFEST_NAME).write_text(text)
@@ -89,13 +94,22 @@ def prune_publications(directory: Path, keep: int) -> list[int]:
     return old
 
 
-def _refuse_non_finite(tensors: Mapping[str, torch.Tensor], version: int) -> None:
-    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+def assist_publication(module: nn.Module, adapter: FamilyAdapter) -> None:
+    """What the other ranks do while the leader runs `write_publication`."""
+    for _ in adapter.publication_tensors(module):
+        pass
+
+
+def _not_finite(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+
+
+def _refuse_non_finite(bad: Sequence[str], version: int) -> None:
     if bad:
         raise CheckpointError(
             "E420",
             f"version {version} holds NaN or infinity in {len(bad)} tensors, first '{bad[0]}'",
             why="engines would sample garbage from it",
             fix="lower train.optimizer.learning_rate and resume from the last checkpoint",
-            tensors=bad,
+            tensors=list(bad),
         )

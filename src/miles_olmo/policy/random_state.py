@@ -7,7 +7,7 @@ whatever a library draws from the global generators.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,3 +39,20 @@ def restore(tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> N
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = values["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+
+
+def of_all_ranks(tensors: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """The tensors of several ranks: the leader's names as they are, the others' as `rank_1.<name>`."""
+    return {
+        f"rank_{rank}.{name}" if rank else name: tensor
+        for rank, named in enumerate(tensors)
+        for name, tensor in named.items()
+    }
+
+
+def of_rank(tensors: Mapping[str, torch.Tensor], rank: int) -> dict[str, torch.Tensor]:
+    """One rank's tensors out of those of `of_all_ranks`."""
+    prefix = f"rank_{rank}."
+    if rank == 0:
+        return {name: t for name, t in tensors.items() if not name.startswith("rank_")}
+    return {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}

@@ -11,12 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from miles_olmo.base.canonical import file_sha256
 
 _DTYPES = {
     torch.float64: "F64",
@@ -50,13 +52,21 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _DTYPES[dtype]
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """Inverse of `dtype_name`."""
+    return next(dtype for dtype, known in _DTYPES.items() if known == name)
+
+
 def file_groups(
-    tensors: Mapping[str, torch.Tensor], max_bytes: int
+    tensors: Iterable[tuple[str, torch.Tensor]], max_bytes: int
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Consecutive tensors up to `max_bytes` per group; a larger tensor has a group of its own."""
+    """Consecutive tensors up to `max_bytes` per group; a larger tensor has a group of its own.
+
+    No tensor is asked for before its group is.
+    """
     group: dict[str, torch.Tensor] = {}
     num_bytes = 0
-    for name, tensor in tensors.items():
+    for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
         if group and num_bytes + size > max_bytes:
             yield group
@@ -79,8 +89,7 @@ def write_tensors(
         OSError: the file could not be written; a part of it may be left.
     """
     assert sys.byteorder == "little", "safetensors files are little-endian"
-    # Wide dtypes first keeps every tensor aligned to its own item size.
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    order = _file_order(tensors)
     header = _header(order, tensors, metadata)
     file_hash = hashlib.sha256(header)
     tensor_hashes: dict[str, str] = {}
@@ -94,6 +103,39 @@ def write_tensors(
             tensor_hashes[name] = hashlib.sha256(data).hexdigest()
             num_bytes += len(data)
     return WrittenFile(path.name, num_bytes, file_hash.hexdigest(), tensor_hashes)
+
+
+def write_tensor_stream(
+    path: Path, layout: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]]
+) -> WrittenFile:
+    """The same file as `write_tensors`, from tensors that come one by one in any order.
+
+    Only one of them is in memory at a time; the file is read once more for its sha256.
+
+    Args:
+        layout: Tensors of the right dtypes and shapes, e.g. on the meta device.
+        tensors: All of them, once each.
+
+    Raises:
+        OSError: the file could not be written; a part of it may be left.
+    """
+    order = _file_order(layout)
+    header = _header(order, layout, None)
+    offsets, end = {}, len(header)
+    for name in order:
+        offsets[name] = end
+        end += layout[name].numel() * layout[name].element_size()
+    tensor_hashes: dict[str, str] = {}
+    with path.open("wb") as file:
+        file.write(header)
+        for name, tensor in tensors:
+            assert (tensor.shape, tensor.dtype) == (layout[name].shape, layout[name].dtype), name
+            data = tensor_bytes(tensor)
+            file.seek(offsets[name])
+            file.write(data)
+            tensor_hashes[name] = hashlib.sha256(data).hexdigest()
+    assert tensor_hashes.keys() == layout.keys(), "a tensor did not come"
+    return WrittenFile(path.name, end, file_sha256(path), tensor_hashes)
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -116,6 +158,11 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Contiguous little-endian bytes of a tensor; a view of its memory where that is possible."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+def _file_order(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    """Wide dtypes first: this keeps every tensor aligned to its own item size."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 
 def _header(

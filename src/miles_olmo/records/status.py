@@ -326,13 +326,17 @@ def _engines(run: RunDirectory, control: dict[str, Any], attempt: int) -> tuple[
     return tuple(sorted(engines, key=lambda engine: engine.index))
 
 
+_SECONDARY = "E300"
+"""A trainer process that lost another one: the other's own error says more."""
+
+
 def _error(events: Sequence[dict[str, Any]], attempt: int) -> dict[str, Any] | None:
     """The launcher's account of the failure; after a crash, what a job itself reported."""
     found = None
     for event in events:
         if event["type"] == "attempt-started":
             found = None
-        elif event["type"] == "job-failed" and found is None:
+        elif event["type"] == "job-failed" and (found is None or found["code"] == _SECONDARY):
             found = {"job": event["writer"], **event["body"]}
         elif event["type"] == "run-failed":
             found = {"job": event["body"].get("job"), **_section(event["body"], "error")}

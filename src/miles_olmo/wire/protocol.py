@@ -32,6 +32,9 @@ ENGINE = "/engine"
 TOKEN_VARIABLE = "MILES_RUN_TOKEN_FILE"
 """Environment variable that names the 0600 file holding the run's token."""
 
+RANK_SUFFIX = "-rank-"
+"""Process r > 0 of a job is called `<job>-rank-<r>`; process 0 has the job's own name."""
+
 SUPPORTED_VLLM = ((0, 26), (0, 31))
 """vLLM releases from the first to below the second."""
 

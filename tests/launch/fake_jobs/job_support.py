@@ -20,6 +20,7 @@ def begin():
         parser.add_argument(name)
     for name in ("--attempt", "--index", "--port"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--rank", type=int, default=0)
     arguments = parser.parse_args()
     plan = json.loads(Path(arguments.plan).read_text())
     assert plan["digest"] == arguments.digest

@@ -53,6 +53,14 @@ _CHECKPOINTS: tuple[Code, ...] = (
         fix="Resume with the version that wrote it; its plan.json names the version.",
         exit_code=EXIT_RUN,
     ),
+    Code(
+        code="E406",
+        title="trainer processes see different checkpoints",
+        cause="The leader chose a checkpoint, and another process finds other files under its path.",
+        example="train.parallel.data = 2          # with runs on a disk that only one machine sees",
+        fix="Put launch.runs_directory on a disk that all processes of the trainer see.",
+        exit_code=EXIT_RUN,
+    ),
 )
 
 _TENSORS: tuple[Code, ...] = (

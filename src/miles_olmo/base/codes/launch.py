@@ -124,14 +124,6 @@ ENTRIES: tuple[Code, ...] = (
         EXIT_RUN,
     ),
     Code(
-        "E515",
-        "the backend cannot run this plan",
-        "The local backend starts one process per job.",
-        "train.parallel.data = 2",
-        "Set the degrees of train.parallel to 1.",
-        EXIT_USAGE,
-    ),
-    Code(
         "E516",
         "the run is on another machine",
         "The run directory is shared, and its supervisor runs elsewhere.",

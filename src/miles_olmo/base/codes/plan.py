@@ -67,11 +67,11 @@ _CHECKS: tuple[Code, ...] = (
     ),
     Code(
         code="E108",
-        title="several trainer processes",
-        cause="This version trains in one process. Data parallelism comes together with expert "
-        "parallelism.",
-        example="[train.parallel]\nexpert = 8",
-        fix="Leave data and expert at 1.",
+        title="experts that cannot be spread evenly",
+        cause="Each of train.parallel.expert processes holds the same number of experts of every "
+        "routed layer.",
+        example="[train.parallel]\nexpert = 3                # with num_experts = 8",
+        fix="Set expert to a divisor of model.shape.num_experts; use data for more processes.",
         exit_code=EXIT_MANIFEST,
     ),
     Code(

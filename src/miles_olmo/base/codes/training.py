@@ -82,4 +82,25 @@ _UPDATE: tuple[Code, ...] = (
     ),
 )
 
-ENTRIES: tuple[Code, ...] = (*_UPDATE,)
+_RANKS: tuple[Code, ...] = (
+    Code(
+        code="E300",
+        title="a trainer process lost another one",
+        cause="The trainer is several processes, and one of them ended while another waited for it. "
+        "The run shows the error of the one that ended first.",
+        example="kill -9 of trainer-rank-1 with train.parallel.expert = 2",
+        fix="Look at the logs of the other trainer processes: miles logs RUN --job trainer-rank-1.",
+        exit_code=EXIT_RUN,
+    ),
+    Code(
+        code="E301",
+        title="a trainer process did not come in time",
+        cause="All trainer processes take part in every exchange; the named ones did not within "
+        "train.parallel.timeout_seconds. They hang, or were much slower than the others.",
+        example="kill -STOP of trainer-rank-1 with train.parallel.expert = 2",
+        fix="Look at their logs; raise train.parallel.timeout_seconds if they only were slow.",
+        exit_code=EXIT_RUN,
+    ),
+)
+
+ENTRIES: tuple[Code, ...] = (*_RANKS, *_UPDATE)

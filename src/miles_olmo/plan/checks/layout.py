@@ -21,16 +21,16 @@ def trainer_parallelism(m: Manifest) -> Iterator[Finding]:
                 "is spread over data and experts only",
                 f"set {name} = 1",
             )
-    for name in ("data", "expert"):
-        degree = getattr(parallel, name)
-        if degree > 1:
-            yield Finding(
-                "E108",
-                (f"train.parallel.{name}",),
-                f"{name} = {degree} in [train.parallel]",
-                "this version trains in one process; data parallelism comes with expert parallelism",
-                f"set {name} = 1",
-            )
+    num_experts = m.model.shape.num_experts
+    if num_experts % parallel.expert:
+        divisors = [n for n in range(1, num_experts + 1) if num_experts % n == 0]
+        yield Finding(
+            "E108",
+            ("train.parallel.expert", "model.shape.num_experts"),
+            f"expert = {parallel.expert} does not divide num_experts = {num_experts}",
+            "each of these processes holds the same number of experts",
+            f"set expert to one of {', '.join(map(str, divisors))}",
+        )
 
 
 def packs(m: Manifest) -> Iterator[Finding]:
