@@ -149,8 +149,11 @@ def updates(directory: Path, groups: list[ScoredGroup], ranks: Ranks) -> None:
         weights = dict(learner.adapter.publication_tensors(learner.module))
         agree = replicas_agree(learner)
         if ranks.is_leader:
+            counts = learner.expert_counts_LE.tolist()
             stem = f"{case}-{ranks.data}x{ranks.expert}"
-            write_json(directory / f"{stem}.json", {"metrics": metrics, "agree": agree})
+            write_json(
+                directory / f"{stem}.json", {"metrics": metrics, "agree": agree, "counts": counts}
+            )
             tensors = {"logits": logits, **{f"weight.{n}": t for n, t in weights.items()}}
             write_tensors(directory / f"{stem}.safetensors", {**tensors, **moments})
 
