@@ -62,12 +62,22 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm__importance_sampling": {"enabled": True, "cap": 2.0},
         "algorithm__kl": {"coefficient": 0.5, "estimator": "k3"},
     },
+    "dense first layer": {
+        "model__shape__dense_layers_indices": [0],
+        "model__shape__dense_hidden_size": 32,
+    },
+    "olmoe": {
+        "model__family": "olmoe",
+        "model__shape__shared_expert_hidden_size": 0,
+        "model__shape__num_key_value_heads": 2,
+        "model__shape__use_head_qk_norm": False,
+    },
     "bfloat16": {"model__dtype": "bfloat16"},
 }
 
 
 def build(settings: Manifest, ranks: Ranks) -> Learner:
-    adapter = adapter_for("olmo3moe")
+    adapter = adapter_for(settings.model.family)
     module = adapter.build(
         settings.model, settings.train, device=torch.device("cpu"), seed=0, ranks=ranks
     )
@@ -139,8 +149,11 @@ def updates(directory: Path, groups: list[ScoredGroup], ranks: Ranks) -> None:
         weights = dict(learner.adapter.publication_tensors(learner.module))
         agree = replicas_agree(learner)
         if ranks.is_leader:
+            counts = learner.expert_counts_LE.tolist()
             stem = f"{case}-{ranks.data}x{ranks.expert}"
-            write_json(directory / f"{stem}.json", {"metrics": metrics, "agree": agree})
+            write_json(
+                directory / f"{stem}.json", {"metrics": metrics, "agree": agree, "counts": counts}
+            )
             tensors = {"logits": logits, **{f"weight.{n}": t for n, t in weights.items()}}
             write_tensors(directory / f"{stem}.safetensors", {**tensors, **moments})
 

@@ -251,6 +251,20 @@ def test_several_updates_per_step_share_the_groups_and_score_them_before_the_fir
     assert metrics[LARGEST_DIFFERENCE] == 0.0  # scored with the policy that sampled
 
 
+def test_a_bfloat16_policy_goes_on_from_weights_that_a_warm_up_has_changed(groups):
+    subject = learner(manifest(model__dtype="bfloat16"))
+    with torch.no_grad():
+        for parameter in subject.module.parameters():
+            parameter.mul_(2.0)
+    subject.take_weights()
+    before = weights(subject)
+    subject.update(groups)
+    largest_step = 2 * 1e-3  # AdamW moves a weight by about the learning rate
+    for name, after in weights(subject).items():
+        rounding = 2**-7 * float(before[name].float().abs().max())
+        assert float((after.float() - before[name].float()).abs().max()) <= largest_step + rounding
+
+
 def test_equal_steps_give_equal_bits(groups):
     one, other = learner(manifest()), learner(manifest())
     for _ in range(2):
