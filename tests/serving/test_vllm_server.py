@@ -1,0 +1,142 @@
+"""Starting and watching the server's process, with small programs in vLLM's place."""
+
+import sys
+import textwrap
+import time
+import tomllib
+
+import pytest
+
+from miles_olmo.base.errors import EngineError
+from miles_olmo.manifest.models import Manifest
+from miles_olmo.serving.command import ServerCommand, kv_cache_gib, server_command
+from miles_olmo.serving.server import VllmServer, check_description, free_port
+
+ANSWERING = """
+    import http.server, sys, threading, time
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"version": "0.30.0"}' if self.headers["Authorization"] else b""
+            self.send_response(200 if body or self.path == "/health" else 401)
+            self.end_headers()
+            self.wfile.write(body)
+        def log_message(self, *arguments): pass
+
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def started():
+    servers = []
+
+    def start(program):
+        port = free_port("127.0.0.1")
+        argv = (sys.executable, "-c", textwrap.dedent(program), str(port))
+        server = VllmServer(ServerCommand(argv, {}), host="127.0.0.1", port=port, token="secret")
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def test_a_server_that_ends_while_it_starts_is_quoted(started):
+    server = started("import sys; print('loading'); sys.exit('RuntimeError: no such kernel')")
+    with pytest.raises(EngineError, match=r"E210.*exited with code 1") as caught:
+        server.wait_until_answering(20)
+    assert "RuntimeError: no such kernel" in caught.value.why
+    assert caught.value.details["last_lines"] == ["loading", "RuntimeError: no such kernel"]
+
+
+def test_a_server_that_never_answers_is_given_up_in_time(started):
+    server = started("import time; print('thinking', flush=True); time.sleep(60)")
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"E210.*does not answer after 1 s"):
+        server.wait_until_answering(1)
+    assert time.monotonic() - began < 5
+
+
+def test_the_end_of_a_serving_server_is_an_error_with_its_last_lines(started):
+    server = started(ANSWERING + "\n    time.sleep(1); sys.exit('CUDAError: gone')")
+    server.wait_until_answering(20)
+    assert server.ask("/version") == {"version": "0.30.0"}
+    error = server.wait_for_end()
+    assert error.code == "E212"
+    assert "CUDAError: gone" in error.why
+
+
+def test_a_server_that_ignores_sigterm_is_killed(started, monkeypatch):
+    monkeypatch.setattr("miles_olmo.serving.server.STOP_SECONDS", 0.3)
+    ignore = "\n    import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
+    server = started(ANSWERING + ignore)
+    server.wait_until_answering(20)
+    server.stop()
+    assert "killed by signal 9" in server.wait_for_end().what
+
+
+def manifest(quickstart, **engines):
+    content = tomllib.loads((quickstart.parent / "quickstart-vllm.toml").read_text())
+    content["engines"] |= engines
+    return Manifest.model_validate(content)
+
+
+def described(quickstart):
+    return {
+        **{"architecture": "Olmo3MoeForCausalLM", "dtype": "float32", "routed_experts": True},
+        **{"logprobs_mode": "processed_logprobs", "max_model_len": 64},
+    }
+
+
+def test_a_server_that_is_what_was_planned_passes(quickstart):
+    check_description(manifest(quickstart), {"version": "0.26.1+cpu"}, described(quickstart))
+
+
+@pytest.mark.parametrize("version", [{"version": "0.25.9"}, {"version": "0.31.0"}, {}, None, "x"])
+def test_an_untested_version_is_refused(quickstart, version):
+    with pytest.raises(EngineError, match="E213"):
+        check_description(manifest(quickstart), version, described(quickstart))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("logprobs_mode", "raw_logprobs"),
+        ("architecture", "TransformersMoEForCausalLM"),
+        ("dtype", "bfloat16"),
+        ("routed_experts", False),
+        ("max_model_len", 32),
+    ],
+)
+def test_a_server_that_differs_from_the_plan_is_refused_by_name(quickstart, key, value):
+    with pytest.raises(EngineError, match=f"E211.*{key}"):
+        found = {**described(quickstart), key: value}
+        check_description(manifest(quickstart), {"version": "0.30.0"}, found)
+
+
+def test_the_command_line_holds_no_secret_and_puts_the_token_check_in_front(quickstart, tmp_path):
+    command = server_command(manifest(quickstart), tmp_path, host="127.0.0.1", port=8000)
+    middleware = [
+        b for a, b in zip(command.argv, command.argv[1:], strict=False) if a == "--middleware"
+    ]
+    assert middleware[-1] == "miles_olmo.rollout.auth.BearerAuth"
+    assert "--enable-return-routed-experts" in command.argv
+    assert command.argv[command.argv.index("--host") + 1] == "127.0.0.1"
+    assert not any("TOKEN" in name or "KEY" in name for name in command.environment)
+
+
+def test_the_cache_holds_every_sequence_of_a_full_batch(quickstart):
+    small = manifest(quickstart, max_batch_size=1)
+    assert kv_cache_gib(small) == 1
+    shape = small.model.shape.model_copy(update={"num_layers": 64, "num_key_value_heads": 64})
+    big = small.model_copy(
+        update={
+            "model": small.model.model_copy(update={"shape": shape}),
+            "engines": small.engines.model_copy(update={"max_batch_size": 256}),
+        }
+    )
+    per_token = 2 * 64 * 64 * 32 * 4
+    assert kv_cache_gib(big) * 2**30 >= 256 * 256 * per_token
