@@ -12,10 +12,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
+from miles_olmo.base.files import write_json
 from miles_olmo.policy.ranks import Ranks, connect_ranks, disconnect_ranks, listen_for_ranks
+from miles_olmo.records.receipts import failure_body
 
 Body = Callable[[Ranks], None]
 
@@ -28,8 +31,17 @@ def run_ranks(
     timeout_seconds: float = 60.0,
     limit_seconds: float = 90.0,
     peaceful: bool = True,
+    meeting_seconds: float = 60.0,
+    absent: int | None = None,
+    errors: Path | None = None,
 ) -> list[int]:
-    """Run `body` in every rank; the exit codes (negative: signals) in the order of ranks."""
+    """Run `body` in every rank; the exit codes (negative: signals) in the order of ranks.
+
+    Args:
+        peaceful: Part in peace at the end.
+        absent: A rank that never comes to the meeting.
+        errors: Where `<errors>-<rank>.json` tells why a rank could not join.
+    """
     listener = listen_for_ranks()
     port = listener.getsockname()[1]
     pids = []
@@ -37,6 +49,9 @@ def run_ranks(
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
+            if rank == absent:
+                time.sleep(meeting_seconds + 2)
+                os._exit(0)
             _run_child(
                 lambda rank=rank: connect_ranks(
                     rank,
@@ -46,24 +61,30 @@ def run_ranks(
                     listener=listener if rank == 0 else None,
                     device=torch.device("cpu"),
                     timeout_seconds=timeout_seconds,
+                    meeting_seconds=meeting_seconds,
                 ),
                 body,
                 peaceful,
+                errors and errors.with_name(f"{errors.name}-{rank}.json"),
             )
         pids.append(pid)
     listener.close()
     return _wait(pids, limit_seconds)
 
 
-def _run_child(connect: Callable[[], Ranks], body: Body, peaceful: bool) -> None:
+def _run_child(
+    connect: Callable[[], Ranks], body: Body, peaceful: bool, errors: Path | None
+) -> None:
     code = 0
     try:
         ranks = connect()
         body(ranks)
         if peaceful:
             disconnect_ranks(ranks)
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if errors:
+            write_json(errors, failure_body(error))
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

@@ -341,6 +341,8 @@ def main(directory: Path) -> None:
     run("went on", 2, 2, partial(save_and_go_on, directory, groups))
     run("resumed", 2, 2, partial(resume, directory, groups))
     run("other topology", 1, 1, partial(other_topology, directory))
+    absent = {"absent": 2, "meeting_seconds": 1.0, "errors": directory / "absent"}
+    run("absent", 1, 3, lambda ranks: None, **absent)
     for kind in ("nan", "killed", "hang"):
         run(
             kind,

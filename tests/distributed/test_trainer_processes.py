@@ -56,7 +56,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert ended.returncode == 0, ended.stdout
     codes = read(directory / "codes.json")
-    faults = {"killed": [0, -9, 0, 0], "hang": [0, 3, 0, 0]}
+    faults = {"absent": [1, 1, 0], "killed": [0, -9, 0, 0], "hang": [0, 3, 0, 0]}
     for name, found in codes.items():
         assert found == faults.get(name, [0] * len(found)), f"{name}: {found}\n{ended.stdout}"
     return directory
@@ -188,6 +188,13 @@ def test_a_process_that_hangs_is_named_by_those_that_waited_for_it(results: Path
         if failure["code"] == "E301":
             waited_in_vain.append(failure["details"]["missing"])
     assert waited_in_vain and all(missing == [1] for missing in waited_in_vain)
+
+
+def test_a_process_that_does_not_start_is_named(results: Path):
+    named = [read(results / f"absent-{rank}.json") for rank in (0, 1)]
+    # The leader's store may be gone before the other has asked it who is missing.
+    assert named[0]["code"] == "E301" and named[0]["details"]["missing"] == [2]
+    assert named[1]["code"] in ("E300", "E301")
 
 
 def test_a_message_arrives_as_it_was_sent():

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import torch
 
-from miles_olmo.base.errors import TrainingError
 from miles_olmo.base.files import write_json
 from miles_olmo.jobs.entry import JobContext
 from miles_olmo.manifest.models import Parallel
-from miles_olmo.policy.ranks import ALONE, Ranks, connect_ranks, listen_for_ranks
+from miles_olmo.policy.ranks import (
+    ALONE,
+    MEETING_SECONDS,
+    Ranks,
+    connect_ranks,
+    listen_for_ranks,
+    never_came,
+)
 
 _POLL_SECONDS = 0.05
 
@@ -32,7 +38,7 @@ def join_ranks(context: JobContext, parallel: Parallel, device: torch.device) ->
         port = listener.getsockname()[1]
         write_json(meeting, {"attempt": context.attempt, "port": port})
     else:
-        port = _port_of_leader(meeting, context, parallel)
+        port = _port_of_leader(meeting, context)
     return connect_ranks(
         context.rank,
         parallel.data,
@@ -44,8 +50,8 @@ def join_ranks(context: JobContext, parallel: Parallel, device: torch.device) ->
     )
 
 
-def _port_of_leader(meeting: Path, context: JobContext, parallel: Parallel) -> int:
-    deadline = time.monotonic() + parallel.timeout_seconds
+def _port_of_leader(meeting: Path, context: JobContext) -> int:
+    deadline = time.monotonic() + MEETING_SECONDS
     while time.monotonic() < deadline:
         try:
             content = json.loads(meeting.read_bytes())
@@ -54,11 +60,4 @@ def _port_of_leader(meeting: Path, context: JobContext, parallel: Parallel) -> i
         except FileNotFoundError:
             pass
         time.sleep(_POLL_SECONDS)
-    raise TrainingError(
-        "E301",
-        f"process {context.rank} waited {parallel.timeout_seconds:g} s in vain for process 0 to start",
-        why="all processes of the trainer have to meet before the first step",
-        fix="look at the log of process 0; raise train.parallel.timeout_seconds on a slow machine",
-        rank=context.rank,
-        missing=[0],
-    )
+    raise never_came(context.rank, MEETING_SECONDS, [0])

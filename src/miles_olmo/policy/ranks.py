@@ -40,6 +40,8 @@ LOST_RANK_CODES = ("E300", "E301")
 
 _IDLE = timedelta(hours=1)
 """Length of one wait for the next announcement; it is repeated for as long as the leader lives."""
+MEETING_SECONDS = 300.0
+"""How long processes wait for each other at the start: they import for a long time, and not equally."""
 _ROLL_CALL_SECONDS = 3.0
 """How long a rank that waited in vain listens for the others that wait, too."""
 _KEPT_ANNOUNCEMENTS = 1000
@@ -277,6 +279,7 @@ def connect_ranks(
     listener: socket.socket | None,
     device: torch.device,
     timeout_seconds: float,
+    meeting_seconds: float = MEETING_SECONDS,
 ) -> Ranks:
     """Meet the other processes; returns when all are there.
 
@@ -285,6 +288,8 @@ def connect_ranks(
     Args:
         port: Of the leader's store.
         listener: The leader's socket from `listen_for_ranks`; None for the others.
+        timeout_seconds: Bound of every later wait.
+        meeting_seconds: Bound of this one.
 
     Raises:
         TrainingError: E300 or E301, not all of them came.
@@ -298,9 +303,11 @@ def connect_ranks(
             port,
             is_master=listener is not None,
             wait_for_workers=False,
-            timeout=timeout,
+            timeout=timedelta(seconds=meeting_seconds),
             master_listen_fd=None if listener is None else listener.detach(),
         )
+        _meet(ranks, meeting_seconds)
+        ranks.store.set_timeout(timeout)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             store=dist.PrefixStore("groups", ranks.store),
@@ -318,6 +325,34 @@ def connect_ranks(
             if index == ranks.expert_index:
                 ranks.replica_group = group
     return ranks
+
+
+def _meet(ranks: Ranks, seconds: float) -> None:
+    """Wait until every process has come as far as the store.
+
+    Raises:
+        TrainingError: E301.
+    """
+    everybody = [f"here/{rank}" for rank in range(ranks.world)]
+    ranks.store.set(everybody[ranks.rank], "")
+    try:
+        ranks.store.wait(everybody, timedelta(seconds=seconds))
+    except dist.DistStoreError as error:
+        missing = [rank for rank, key in enumerate(everybody) if not ranks.store.check([key])]
+        raise never_came(ranks.rank, seconds, missing) from error
+
+
+def never_came(rank: int, seconds: float, missing: Sequence[int]) -> TrainingError:
+    """The error of a process that the others did not come to meet."""
+    return TrainingError(
+        "E301",
+        f"process {rank} waited {seconds:g} s in vain for process "
+        f"{', '.join(map(str, missing))} to start",
+        why="all processes of the trainer have to meet before the first step",
+        fix="look at the logs of the named ones, then resume",
+        rank=rank,
+        missing=list(missing),
+    )
 
 
 def disconnect_ranks(ranks: Ranks) -> None:
