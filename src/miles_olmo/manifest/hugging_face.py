@@ -189,7 +189,7 @@ def read_hugging_face(config: Mapping[str, Any]) -> ImportedModel | None:
     if family is OLMOE and "num_experts" not in config:
         full["num_experts"] = config.get("num_local_experts", full["num_experts"])
     full["rope_theta"] = _rope_theta(full)
-    shape = {**family.fixed, **_shape_values(family, full)}
+    shape = {**family.fixed, **dict(_shape_values(family, full))}
     dtype = config.get("dtype", config.get("torch_dtype"))
     unsupported = tuple(_unsupported(family, full))
     return ImportedModel(
