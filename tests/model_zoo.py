@@ -16,7 +16,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from miles_olmo.manifest.hugging_face import write_hugging_face
@@ -120,8 +119,43 @@ MORE: dict[str, Model] = {
 """Further features, compared with Hugging Face only."""
 
 
+PUBLISHED_OLMOE = {
+    "architectures": ["OlmoeForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "clip_qkv": None,
+    "eos_token_id": 50279,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 1024,
+    "max_position_embeddings": 4096,
+    "model_type": "olmoe",
+    "norm_topk_prob": False,
+    "num_attention_heads": 16,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 16,
+    "output_router_logits": False,
+    "pad_token_id": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "router_aux_loss_coef": 0.01,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.43.0.dev0",
+    "use_cache": True,
+    "vocab_size": 50304,
+}
+"""config.json of OLMoE-1B-7B, as it is published."""
+
+
 def hugging_face_model(model: Model, *, seed: int = 0):
     """A random model of the family's own Hugging Face class, in float32."""
+    import torch
+
     config_class, model_class = hugging_face_classes(model.family)
     ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD}
     torch.manual_seed(seed)
@@ -162,6 +196,8 @@ def write_checkpoint(
     Args:
         dtype: Of the files, e.g. "bfloat16"; the model's when empty.
     """
+    import torch
+
     from miles_olmo.policy.export_code import CONFIG_CLASS, MODEL_CLASS, write_model_code
 
     made = hugging_face_model(model, seed=seed)
@@ -188,9 +224,16 @@ def write_checkpoint(
 def random_prompts(
     count: int, *, seed: int = 0, longest: int = 40, vocab_size: int = VOCAB_SIZE
 ) -> list[list[int]]:
-    """Token ids of prompts of 1 to `longest` tokens, without special tokens."""
+    """Token ids of prompts of 1 to `longest` tokens, without special tokens.
+
+    They have at most nine lengths, so that they can be batched without padding.
+    """
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(1, longest + 1, (count,), generator=generator).tolist()
+    choices = [max(1, longest * eighth // 8) for eighth in range(9)]
+    picks = torch.randint(0, len(choices), (count,), generator=generator).tolist()
+    lengths = [choices[pick] for pick in picks]
     return [
         torch.randint(3, vocab_size, (length,), generator=generator).tolist() for length in lengths
     ]

@@ -10,7 +10,7 @@ import torch
 
 from miles_olmo.algo.pack import Pack
 from miles_olmo.manifest.models import Model, Train
-from miles_olmo.policy.adapter import Olmo3MoeAdapter
+from miles_olmo.policy.adapter import Olmo3MoeAdapter, adapter_for
 from miles_olmo.policy.generation import CoreEngineModel
 from miles_olmo.policy.olmo3moe_model import PortableModel
 from miles_olmo.wire.generation import SampledSequence, SamplingRequest
@@ -41,11 +41,50 @@ SHAPES: dict[str, dict[str, Any]] = {
     "grouped queries": {"num_key_value_heads": 2, "head_dim": 64},
     "one expert of many": {"num_experts": 32, "num_experts_per_token": 1, "num_layers": 3},
     "wide": {"hidden_size": 512, "expert_hidden_size": 256, "num_experts_per_token": 4},
+    "windows shorter than documents": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 5,
+    },
+    "windows longer than documents": {
+        "layer_types": ["sliding_attention"],
+        "sliding_window": 100,
+    },
+    "gate per head": {"attention_gate_type": "headwise", "num_key_value_heads": 2},
+    "gate per element": {
+        "attention_gate_type": "elementwise",
+        "attention_gate_full_precision": False,
+    },
+    "dense first layer": {"dense_layers_indices": [0], "dense_hidden_size": 96},
+    "norms everywhere": {"use_peri_ln": True, "embed_norm": True, "embed_scale": 3.0},
+    "no positions, norm over all heads": {"use_rope": False, "use_head_qk_norm": False},
+    "scaled expert weights": {
+        "normalize_expert_weights": True,
+        "expert_weights_norm": 2.0,
+        "restore_weight_scale": True,
+        "original_num_experts_per_token": 4,
+    },
+    "all together": {
+        "num_layers": 4,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 17,
+        "attention_gate_type": "headwise",
+        "dense_layers_indices": [0, 2],
+        "dense_hidden_size": 64,
+        "use_peri_ln": True,
+        "embed_norm": True,
+        "router": "sigmoid",
+    },
+    "olmoe": {
+        "family": "olmoe",
+        "hidden_size": 128,
+        "use_head_qk_norm": False,
+        "shared_expert_hidden_size": 0,
+    },
 }
 
 
-def model_of(**changes: Any) -> Model:
-    return Model.model_validate({"shape": {**SHAPE, **changes}})
+def model_of(family: str = "olmo3moe", **changes: Any) -> Model:
+    return Model.model_validate({"family": family, "shape": {**SHAPE, **changes}})
 
 
 def train_of(recompute: str = "none") -> Train:
@@ -63,8 +102,10 @@ def policy(seed: int = 0, recompute: str = "none", **changes: Any) -> PortableMo
 
 
 def engine(seed: int = 0, max_batch_size: int = 64, **changes: Any) -> CoreEngineModel:
-    module = ADAPTER.build(model_of(**changes), None, device=CPU, seed=seed)
-    return CoreEngineModel(module, ADAPTER, max_batch_size=max_batch_size)
+    model = model_of(**changes)
+    adapter = adapter_for(model.family)
+    module = adapter.build(model, None, device=CPU, seed=seed)
+    return CoreEngineModel(module, adapter, max_batch_size=max_batch_size)
 
 
 def requests(

@@ -20,33 +20,40 @@ def tensors(heads=4, kv_heads=2, width=16, total=sum(LENGTHS)):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def one_document(q, k, v):
+def one_document(q, k, v, window=None):
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    positions = torch.arange(q.shape[2])
+    distance = positions[:, None] - positions
+    visible = (distance >= 0) & (distance < (window or len(positions)))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
     return out[0].transpose(0, 1).reshape(q.shape[2], -1)
 
 
+@pytest.mark.parametrize("window", [None, 1, 6, 33, 500])
 @pytest.mark.parametrize("rules", [EXACT, FAST])
-def test_documents_attend_to_themselves_only(rules):
+def test_documents_attend_to_themselves_only(rules, window):
     q, k, v = tensors()
-    got = attend_documents(q, k, v, lay_out(LENGTHS, rules, torch.device("cpu")), rules)
+    layout = lay_out(LENGTHS, rules, torch.device("cpu"))
+    got = attend_documents(q, k, v, layout, rules, window)
     start = 0
     for length in LENGTHS:
         rows = slice(start, start + length)
-        assert torch.allclose(got[rows], one_document(q[rows], k[rows], v[rows]), atol=1e-5)
+        expected = one_document(q[rows], k[rows], v[rows], window)
+        assert torch.allclose(got[rows], expected, atol=1e-5)
         start += length
 
 
+@pytest.mark.parametrize("window", [None, 1, 12, 13, 40])
 @pytest.mark.parametrize("rules", [EXACT, FAST])
-def test_a_cached_query_sees_the_same_keys_as_in_its_document(rules):
+def test_a_cached_query_sees_the_same_keys_as_in_its_document(rules, window):
     q, k, v = tensors(total=40)
-    expected = one_document(q, k, v)
+    expected = one_document(q, k, v, window)
     keys, values = (x.transpose(0, 1)[None].expand(2, -1, -1, -1) for x in (k, v))
     padding = torch.full((2, 2, 8, 16), 9.0)  # must be masked
     keys, values = torch.cat([keys, padding], 2), torch.cat([values, padding], 2)
     lengths = torch.tensor([40, 12])
-    got = attend_cached(q[lengths - 1], keys, values, lengths, rules)
+    got = attend_cached(q[lengths - 1], keys, values, lengths, rules, window)
     assert torch.allclose(got, expected[lengths - 1], atol=1e-5)
 
 

@@ -24,7 +24,7 @@ def test_engine_logprobs_equal_the_trainers(name):
     assert largest_difference(module, pack_of(wanted, sampled, replay=False)) == 0.0
 
 
-@pytest.mark.parametrize("name", ["quickstart", "sigmoid, normalised"])
+@pytest.mark.parametrize("name", ["quickstart", "sigmoid, normalised", "all together"])
 def test_neither_batch_nor_pack_composition_changes_a_bit(name):
     changes = SHAPES[name]
     wanted = requests(10, seed=3)
@@ -41,11 +41,31 @@ def test_neither_batch_nor_pack_composition_changes_a_bit(name):
         assert largest_difference(module, pack) == 0.0
 
 
-def test_long_sequences_agree_across_padding_and_key_blocks():
+@pytest.mark.parametrize("window", [None, 1, 16, 64, 65, 150])
+def test_long_sequences_agree_across_padding_and_key_blocks(window):
+    changes = {}
+    if window is not None:
+        kinds = ["full_attention", "sliding_attention"]
+        changes = {"layer_types": kinds, "sliding_window": window}
     wanted = requests(2, seed=5, longest=2, max_tokens=200, ignore_stop=True)
-    sampled = generate(engine(), wanted)
-    assert largest_difference(policy(), pack_of(wanted, sampled)) == 0.0
-    assert largest_difference(policy(), pack_of(wanted, sampled, indices=[1])) == 0.0
+    sampled = generate(engine(**changes), wanted)
+    module = policy(**changes)
+    assert largest_difference(module, pack_of(wanted, sampled)) == 0.0
+    assert largest_difference(module, pack_of(wanted, sampled, indices=[1])) == 0.0
+
+
+def test_dense_layers_have_rows_of_zeros_and_no_statistics():
+    changes = SHAPES["all together"]
+    wanted = requests(4, seed=2)
+    sampled = generate(engine(**changes), wanted)
+    for sequence in sampled:
+        assert sequence.routes.shape[1:] == (4, 2)
+        assert not sequence.routes[:, [0, 2]].any()
+        assert (sequence.routes[:, [1, 3], 0] != sequence.routes[:, [1, 3], 1]).all()
+    pack = pack_of(wanted, sampled)
+    router = ADAPTER.forward(policy(**changes), pack, temperature=1.0).router
+    assert router.counts_LE.shape == (2, 8) and router.native_mismatch_L.tolist() == [0, 0]
+    assert router.num_replayed == router.num_required
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.6])

@@ -1,0 +1,186 @@
+"""[model] from the checkpoint it starts from, and shapes that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
+
+from miles_olmo.api.planning import load_manifest, make_plan
+from miles_olmo.manifest.reports import ManifestErrors
+
+SHAPE_START, SHAPE_END = "[model.shape]", "[data]"
+FAMILY = 'family = "olmo3moe"\n'
+DTYPE = 'dtype = "float32"\n'
+
+
+def write_hugging_face(directory: Path, config: dict, *, shards: int = 1) -> None:
+    """A directory that looks whole to a plan; nobody reads its weights here."""
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    names = [f"model-{i:05d}-of-{shards:05d}.safetensors" for i in range(1, shards + 1)]
+    for name in names if shards > 1 else ["model.safetensors"]:
+        (directory / name).write_bytes(b"weights")
+    if shards > 1:
+        index = {"weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+        (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.fixture
+def manifest(own_data, tmp_path):
+    """Write a manifest that starts from `hf`, with these lines in place of [model]'s."""
+
+    def write(config: dict | None = None, table: str = "", shards: int = 1) -> Path:
+        path = own_data()
+        text = path.read_text()
+        start, end = text.index("[model]"), text.index(SHAPE_END)
+        path.write_text(f'{text[:start]}[model]\ncheckpoint = "hf"\n{table}\n{text[end:]}')
+        if config is not None:
+            write_hugging_face(tmp_path / "hf", config, shards=shards)
+        return path
+
+    return write
+
+
+def config_of(name: str, **changes) -> dict:
+    from miles_olmo.manifest.hugging_face import write_hugging_face as written
+
+    model = {**ZOO, **MORE}[name]
+    return {**written(model), "model_type": model.family, "dtype": "float32", **changes}
+
+
+def problems(path: Path) -> list:
+    with pytest.raises(ManifestErrors) as caught:
+        make_plan(path)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize("name", {**ZOO, **MORE})
+def test_the_whole_model_table_is_filled_in_and_recorded(manifest, name):
+    path = manifest(config_of(name))
+    plan = make_plan(path)
+    expected = {**ZOO, **MORE}[name]
+    assert plan.manifest.model.family == expected.family
+    assert plan.manifest.model.shape.windows == expected.shape.windows
+    same = {"layer_types": expected.shape.layer_types}
+    assert plan.manifest.model.shape.model_copy(update=same) == expected.shape
+    assert load_manifest(path).model == plan.manifest.model
+    entry = next(item for item in plan.content.inputs if item.key == "model.checkpoint")
+    assert entry.kind == "local" and entry.sha256
+
+
+def test_the_dtype_is_that_of_the_files_unless_it_is_written(manifest):
+    path = manifest({**PUBLISHED_OLMOE})
+    assert make_plan(path).manifest.model.dtype == "bfloat16"
+    path.write_text(path.read_text().replace("[model]", '[model]\ndtype = "float32"'))
+    assert make_plan(path).manifest.model.dtype == "float32"
+
+
+def test_a_key_that_says_the_same_may_be_written(manifest):
+    table = '[model.shape]\nnum_layers = 4\nlayer_types = ["sliding_attention", "full_attention"]'
+    path = manifest(config_of("everything"), table)
+    assert make_plan(path).manifest.model.shape.num_layers == 4
+
+
+@pytest.mark.parametrize(
+    ("table", "texts"),
+    [
+        ("[model.shape]\nnum_layers = 5", ("num_layers = 5", "num_hidden_layers = 4")),
+        ('[model.shape]\nrouter = "softmax"', ("'softmax'", "gating_function = 'sigmoid'")),
+        ("[model.shape]\nembed_norm = false", ("embed_norm = false", "embed_norm = true")),
+        (
+            '[model.shape]\nlayer_types = ["full_attention", "sliding_attention"]',
+            ("layer_types = ['full_attention', 'sliding_attention']",),
+        ),
+        ('family = "olmoe"', ("family = 'olmoe'", "'olmo3moe' in hf/config.json")),
+    ],
+)
+def test_a_key_that_contradicts_is_refused_with_both_values(manifest, table, texts):
+    found = problems(manifest(config_of("everything"), table))
+    assert [problem.code for problem in found] == ["E172"]
+    assert all(text in found[0].what for text in texts), found[0].what
+    assert found[0].line > 1
+
+
+@pytest.mark.parametrize(
+    ("config", "code", "text"),
+    [
+        ({"model_type": "olmo3"}, "E170", "'olmo3'"),
+        ({"model_type": "olmo2_moe"}, "E170", "families are olmo3moe, olmoe"),
+        ({}, "E170", "None"),
+        ({**PUBLISHED_OLMOE, "architectures": ["OlmoeModel"]}, "E170", "OlmoeModel"),
+        ({**PUBLISHED_OLMOE, "clip_qkv": 8.0}, "E171", "clip_qkv = 8.0"),
+        ({**PUBLISHED_OLMOE, "torch_dtype": "float16"}, "E172", "float16"),
+        ({**PUBLISHED_OLMOE, "num_attention_heads": 0}, "E173", "wrong type"),
+        ({**PUBLISHED_OLMOE, "rope_scaling": [1]}, "E173", "wrong type"),
+        ({**PUBLISHED_OLMOE, "intermediate_size": 1020}, "E101", "multiple of 8"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_trained_is_refused_by_name(manifest, config, code, text):
+    found = problems(manifest(config))
+    assert code in [problem.code for problem in found]
+    assert any(text in str(problem) for problem in found), found
+    assert not any("model.shape" in problem.what and "missing" in problem.what for problem in found)
+
+
+def test_a_description_that_is_no_json_is_refused(manifest, tmp_path):
+    path = manifest(PUBLISHED_OLMOE)
+    (tmp_path / "hf/config.json").write_text("<html>")
+    assert [problem.code for problem in problems(path)] == ["E173"]
+
+
+@pytest.mark.parametrize(
+    "gone", ["model-00002-of-00003.safetensors", "model.safetensors.index.json"]
+)
+def test_missing_weight_files_are_named(manifest, tmp_path, gone):
+    path = manifest(PUBLISHED_OLMOE, shards=3)
+    make_plan(path)
+    (tmp_path / "hf" / gone).unlink()
+    (found,) = problems(path)
+    assert found.code == "E174" and gone in found.why
+
+
+def test_without_a_checkpoint_the_shape_is_still_required(manifest):
+    path = manifest()
+    assert any("shape" in problem.what for problem in problems(path))
+
+
+BAD_SHAPES = [
+    ("dense_layers_indices = [0]", "E175"),
+    ("dense_hidden_size = 64", "E175"),
+    ("dense_layers_indices = [1, 0]\ndense_hidden_size = 64", "E175"),
+    ("dense_layers_indices = [2]\ndense_hidden_size = 64", "E175"),
+    ("dense_layers_indices = [0, 1]\ndense_hidden_size = 64", "E175"),
+    ("dense_layers_indices = [0]\ndense_hidden_size = 60", "E101"),
+    ("sliding_window = 8", "E176"),
+    ('layer_types = ["sliding_attention"]', "E176"),
+    (
+        'sliding_window = 8\nlayer_types = ["sliding_attention", "full_attention", "full_attention"]',
+        "E176",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "code"), BAD_SHAPES)
+def test_shapes_that_cannot_be_are_refused(edited, lines, code):
+    path = edited(("initializer_std = 0.08", f"initializer_std = 0.08\n{lines}"))
+    assert code in [problem.code for problem in problems(path)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("", "", "shared_expert_hidden_size = 128"),
+        ('router = "softmax"', 'router = "sigmoid"', "router = 'sigmoid'"),
+        ("head_dim = 32", "head_dim = 64", "head_dim = 64"),
+        ("initializer_std", "use_peri_ln = true\ninitializer_std", "use_peri_ln = true"),
+        ("initializer_std", "embed_scale = 2.0\ninitializer_std", "embed_scale = 2.0"),
+    ],
+)
+def test_olmoe_refuses_by_name_what_its_class_cannot_hold(edited, old, new, named):
+    changes = [(FAMILY, 'family = "olmoe"\n')] + ([(old, new)] if old else [])
+    found = problems(edited(*changes))
+    assert {problem.code for problem in found} == {"E177"}
+    assert any(named in problem.what for problem in found), found
