@@ -103,6 +103,7 @@ UNSUPPORTED = [
         },
         "a base per kind of layer",
     ),
+    ("olmoe", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "a part of each head"),
     ("olmo3moe", {"scalable_softmax": True}, "scalable softmax"),
     ("olmo3moe", {"latent_moe_dim": 64}, "latent experts"),
     ("olmo3moe", {"qk_norm_per_head_gains": True}, "gains per head"),

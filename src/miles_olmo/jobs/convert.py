@@ -99,12 +99,13 @@ def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, An
             tensors = dict(adapter.publication_tensors(module))
             write_weights_checkpoint(writing, tensors, model, tokenizer)
             load_named(writing, read_weights(writing), module, adapter)
-            comparable, checked_dtype = adapter.comparable(module, model, tensors)
+            # In float32, which holds every weight: what is compared is the model, not its rounding.
             check = check_logits(
                 source,
                 model,
-                partial(adapter.logits, comparable),
-                dtype=checked_dtype,
+                partial(adapter.logits, adapter.float32_twin(module, model, tensors)),
+                dtype="float32",
+                rounded_to=model.dtype,
                 code="E442",
             )
             receipt = {

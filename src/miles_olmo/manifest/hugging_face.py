@@ -257,6 +257,8 @@ def _unsupported(family: HuggingFaceFamily, full: Mapping[str, Any]) -> Iterator
         kind = entry.get("rope_type", entry.get("type", "default"))
         if kind != "default" or entry.get("rope_theta", full["rope_theta"]) != full["rope_theta"]:
             yield f"rope_parameters = {dict(entry)}: RoPE scaling, or a base per kind of layer"
+        if entry.get("partial_rotary_factor", 1) != 1:
+            yield f"rope_parameters = {dict(entry)}: RoPE on a part of each head"
     off: dict[str, tuple[tuple[Any, ...], str]] = {
         "hidden_act": (("silu",), "another activation than SwiGLU"),
         "tie_word_embeddings": ((False,), "an output head tied to the embedding"),

@@ -125,15 +125,26 @@ class PortableAdapter:
         Returns:
             The module itself where its dtype is `check_dtype`, else a twin on this process alone.
         """
-        dtype = self.check_dtype(model)
-        if dtype == model.dtype:
-            return module, dtype
-        twin_model = model.model_copy(update={"dtype": dtype})
+        if self.check_dtype(model) == model.dtype:
+            return module, model.dtype
+        return self.float32_twin(module, model, tensors), "float32"
+
+    def float32_twin(
+        self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
+    ) -> nn.Module:
+        """The policy with the same weights in float32, on this process alone; the module itself if that
+        is its dtype.
+
+        Args:
+            tensors: What the module publishes.
+        """
+        if model.dtype == "float32":
+            return module
+        twin_model = model.model_copy(update={"dtype": "float32"})
         device = next(module.parameters()).device
         twin = self.build(twin_model, None, device=device, seed=0)
-        wide = getattr(torch, dtype)
-        self.load_tensors(twin, {name: tensor.to(wide) for name, tensor in tensors.items()})
-        return twin, dtype
+        self.load_tensors(twin, {name: tensor.float() for name, tensor in tensors.items()})
+        return twin
 
 
 class Olmo3MoeAdapter(PortableAdapter):

@@ -204,6 +204,7 @@ def check_logits(
     *,
     dtype: str,
     device: torch.device = _CPU,
+    rounded_to: str | None = None,
     code: str = "E430",
     seed: int = 0,
 ) -> LogitsCheck:
@@ -213,12 +214,18 @@ def check_logits(
         directory: The checkpoint.
         dtype: In which it is loaded, the dtype of `core_logits`.
         device: Where both run; `core_logits` gets its ids there.
+        rounded_to: Narrower dtype that the checkpoint's weights are rounded to after loading, as those
+            on the other side were.
         code: Of the error.
 
     Raises:
         CheckpointError: E430 (or `code`), the logits differ; E431, the class has other tensors.
     """
     exported = load_hugging_face(directory, model.family, dtype).to(device)
+    if rounded_to not in (None, dtype):
+        with torch.no_grad():
+            for parameter in exported.parameters():
+                parameter.copy_(parameter.to(getattr(torch, rounded_to)))
     differences, largest = [], 0.0
     # Not inference_mode: tables that the policy caches on the way must stay usable for training.
     with torch.no_grad():

@@ -114,6 +114,13 @@ class FamilyAdapter(Protocol):
         """The module whose logits are compared with those of the Hugging Face class, and its dtype."""
         ...
 
+    def float32_twin(
+        self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
+    ) -> nn.Module:
+        """The policy with the same weights in float32, on this process alone; the module itself if that
+        is its dtype."""
+        ...
+
     def export(
         self,
         module: nn.Module,

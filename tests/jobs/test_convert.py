@@ -1,0 +1,232 @@
+"""Checkpoints in another layout: both directions, the check of their logits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.model_zoo import ZOO, write_checkpoint
+
+from miles_olmo.api.converting import convert_checkpoint, export_run
+from miles_olmo.api.planning import make_plan, write_plan
+from miles_olmo.base.errors import MilesError
+from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.jobs.convert import convert
+from miles_olmo.policy import export as exports
+from miles_olmo.policy.adapter import adapter_for
+from miles_olmo.policy.checkpoint import TrainerState, save_checkpoint
+from miles_olmo.policy.export_code import load_hugging_face
+from miles_olmo.policy.hugging_face_weights import read_hugging_face_weights
+from miles_olmo.policy.initial_weights import load_initial_weights
+from miles_olmo.policy.optimizer import PolicyOptimizer
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+NAMES = ["dense first layer", "olmoe"]
+
+
+@pytest.fixture(params=NAMES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def source(name, tmp_path) -> Path:
+    return write_checkpoint(ZOO[name], tmp_path / "source")
+
+
+def error_of(*arguments, **options) -> MilesError:
+    with pytest.raises(MilesError) as caught:
+        convert(*arguments, **options)
+    return caught.value
+
+
+def test_there_and_back_every_byte_is_the_same(name, source, tmp_path):
+    core, back = tmp_path / "core", tmp_path / "back"
+    receipt = convert(source, core)
+    assert receipt["direction"] == "to-core" and receipt["family"] == ZOO[name].family
+    check = receipt["logits_check"]
+    assert 0 < check["max_abs_difference"] < check["bound"] / 10
+    stored = json.loads((core / "conversion.json").read_text())
+    assert stored == {k: v for k, v in receipt.items() if k != "destination"}
+    assert convert(core, back)["direction"] == "to-hugging-face"
+    before, after = read_hugging_face_weights(source), read_hugging_face_weights(back)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        assert (back / file).read_bytes() == (source / file).read_bytes()
+    ids = ("bos_token_id", "eos_token_id", "pad_token_id")
+    old, new = (json.loads((path / "config.json").read_text()) for path in (source, back))
+    assert [new[key] for key in ids] == [old[key] for key in ids] == [1, 2, 0]
+
+
+def test_a_run_can_start_from_a_converted_checkpoint(name, source, tmp_path, own_data):
+    convert(source, tmp_path / "core")
+    path = own_data()
+    text = path.read_text()
+    start, end = text.index("[model]"), text.index("[data]")
+    path.write_text(f'{text[:start]}[model]\ncheckpoint = "core"\n\n{text[end:]}')
+    model = make_plan(path).manifest.model
+    assert (model.family, model.shape.windows) == (ZOO[name].family, ZOO[name].shape.windows)
+    adapter = adapter_for(model.family)
+    module = adapter.build(model, None, device=CPU, seed=5)
+    load_initial_weights(tmp_path / "core", module, adapter)
+    files = read_hugging_face_weights(source)
+    for key, tensor in adapter.publication_tensors(module):
+        assert torch.equal(tensor, files[key]), key
+    path.write_text(path.read_text().replace("[model]", '[model]\ndtype = "bfloat16"'))
+    with pytest.raises(MilesError, match="E172"):
+        make_plan(path)
+
+
+def test_a_damaged_converted_checkpoint_is_refused(source, name, tmp_path):
+    core = tmp_path / "core"
+    convert(source, core)
+    weights = bytearray((core / "weights.safetensors").read_bytes())
+    weights[-5] ^= 1
+    (core / "weights.safetensors").write_bytes(weights)
+    assert error_of(core, tmp_path / "back").code == "E401"
+    adapter = adapter_for(ZOO[name].family)
+    module = adapter.build(ZOO[name], None, device=CPU, seed=5)
+    with pytest.raises(MilesError, match="E401"):
+        load_initial_weights(core, module, adapter)
+
+
+def test_a_dtype_can_be_chosen(source, tmp_path):
+    convert(source, tmp_path / "core", dtype="bfloat16")
+    original = load_file(source / "model.safetensors")
+    for key, tensor in load_file(tmp_path / "core/weights.safetensors").items():
+        assert torch.equal(tensor, original[key].bfloat16())
+    error = error_of(tmp_path / "core", tmp_path / "back", dtype="float32")
+    assert error.code == "E444" and not (tmp_path / "back").exists()
+
+
+@pytest.mark.parametrize("direction", ["to-core", "to-hugging-face"])
+def test_other_logits_are_an_error_and_nothing_is_left(tmp_path, monkeypatch, direction):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    if direction == "to-hugging-face":
+        convert(source, tmp_path / "core")
+        source = tmp_path / "core"
+    before = sorted(tmp_path.iterdir())
+    monkeypatch.setitem(exports.LOGITS_BOUND, "float32", 1e-12)
+    error = error_of(source, tmp_path / "result")
+    assert error.code == ("E442" if direction == "to-core" else "E430")
+    assert "differ" in error.what and float(error.details["max_abs_difference"]) > 0
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_nothing_is_overwritten(source, tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/mine.txt").write_text("mine")
+    assert error_of(source, tmp_path / "there").code == "E443"
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["mine.txt"]
+
+
+def test_a_source_that_is_no_checkpoint_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "empty", tmp_path / "nowhere"):
+        error = error_of(path, tmp_path / "result")
+        assert error.code == "E444" and str(path) in error.what
+
+
+def test_a_model_that_is_not_supported_is_refused_by_name(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "clip_qkv": 8.0}))
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E171" and "clip_qkv = 8.0" in error.what
+    assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_named(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    (tmp_path / "closed").mkdir(mode=0o500)
+    assert error_of(source, tmp_path / "closed/result").code == "E445"
+
+
+# Runs.
+
+
+@pytest.fixture
+def run(own_data, tmp_path) -> RunDirectory:
+    """A run that was left with checkpoints of two steps, as a trainer writes them."""
+    sizes = [("hidden_size = 128", "hidden_size = 64"), ("num_experts = 8", "num_experts = 4")]
+    plan = make_plan(own_data(*sizes))
+    directory = RunDirectory(tmp_path / "runs" / "small-1")
+    directory.root.mkdir(parents=True)
+    write_plan(plan, directory.plan)
+    model = plan.manifest.model
+    adapter = adapter_for(model.family)
+    for step in (10, 20):
+        module = adapter.build(model, plan.manifest.train, device=CPU, seed=step)
+        optimizer = PolicyOptimizer(module, plan.manifest.train.optimizer)
+        topology = {"data": 1, "expert": 1}
+        state = TrainerState(step, step, 0, {}, topology, plan.digest)
+        save_checkpoint(directory.checkpoints, state, module, optimizer, adapter, keep=2)
+    return directory
+
+
+def test_a_run_is_exported_at_its_newest_or_a_chosen_step(run):
+    runs = run.root.parent
+    newest = export_run("small-1", runs=runs)
+    assert (newest.step, newest.destination) == (20, run.root / "exports/step-000020")
+    assert newest.max_abs_difference < 1e-5 and newest.num_tokens > 100
+    report = json.loads((newest.destination / "miles_export.json").read_text())
+    assert (
+        report["step"] == 20 and report["plan_digest"] == json.loads(run.plan.read_text())["digest"]
+    )
+    older = convert(run.checkpoint(10), run.root / "older")
+    assert older["step"] == 10
+    for step, path in ((20, newest.destination), (10, run.root / "older")):
+        weights = load_file(run.checkpoint(step) / "weights.safetensors")
+        assert all(torch.equal(weights[k], v) for k, v in read_hugging_face_weights(path).items())
+        load_hugging_face(path, "olmo3moe", "float32")
+    with pytest.raises(MilesError, match="E443"):
+        export_run("small-1", runs=runs)
+    with pytest.raises(MilesError, match=r"E446.*10, 20"):
+        export_run("small-1", step=15, out=run.root / "no", runs=runs)
+    (run.checkpoint(20) / "complete.json").unlink()
+    assert convert(run.root, run.root / "whole")["step"] == 10
+
+
+def test_a_changed_tokenizer_is_noticed(run):
+    plan = json.loads(run.plan.read_text())
+    tokenizer = Path(plan["local"]["base_directory"]) / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert error_of(run.root, run.root / "out").code == "E352"
+    assert not (run.root / "out").exists()
+
+
+# The command line, and the process behind it.
+
+
+def miles(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "miles_olmo", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_print_the_check_and_name_their_errors(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    done = miles("prepare", "checkpoint", source, tmp_path / "core", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "miles-olmo/conversion/v1"
+    assert document["max_abs_difference"] <= document["bound"]
+    again = miles("prepare", "checkpoint", source, tmp_path / "core")
+    assert (again.returncode, again.stdout) == (2, "") and again.stderr.startswith("E443: ")
+    back = convert_checkpoint(tmp_path / "core", tmp_path / "back")
+    assert back.direction == "to-hugging-face" and back.step is None
+
+
+def test_a_process_that_ends_without_a_result_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("raise SystemExit('killed here')")
+    with pytest.raises(MilesError, match=r"E447.*killed here"):
+        convert_checkpoint(tmp_path / "source", tmp_path / "result")
