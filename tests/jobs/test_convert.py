@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.model_zoo import ZOO, write_checkpoint
 
 from miles_olmo.api.converting import convert_checkpoint, export_run
 from miles_olmo.api.planning import make_plan, write_plan
@@ -25,6 +24,7 @@ from miles_olmo.policy.export_code import load_hugging_face
 from miles_olmo.policy.hugging_face_weights import read_hugging_face_weights
 from miles_olmo.policy.initial_weights import load_initial_weights
 from miles_olmo.policy.optimizer import PolicyOptimizer
+from tests.model_zoo import ZOO, write_checkpoint
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

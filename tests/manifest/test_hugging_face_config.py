@@ -6,7 +6,6 @@ import inspect
 import json
 
 import pytest
-from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
 from miles_olmo.manifest.hugging_face import (
     FAMILIES,
@@ -17,6 +16,7 @@ from miles_olmo.manifest.hugging_face import (
 )
 from miles_olmo.manifest.models import Model, ModelShape
 from miles_olmo.plan.sizes import num_active_parameters, num_parameters
+from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
 
 def shape_of(config: dict) -> ModelShape:

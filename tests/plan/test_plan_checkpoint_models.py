@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
 from miles_olmo.api.planning import load_manifest, make_plan
 from miles_olmo.manifest.reports import ManifestErrors
+from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
 SHAPE_START, SHAPE_END = "[model.shape]", "[data]"
 FAMILY = 'family = "olmo3moe"\n'

@@ -1,10 +1,10 @@
 """The plan's parameter counts are those of the OLMo-core model itself."""
 
 import pytest
-from tests.model_zoo import MORE, ZOO
 
 from miles_olmo.manifest.models import Model, ModelShape
 from miles_olmo.plan.sizes import checkpoint_bytes, num_active_parameters, num_parameters
+from tests.model_zoo import MORE, ZOO
 
 SHAPES = [
     {"num_layers": 2},
