@@ -11,7 +11,7 @@ import torch
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.grpo.batch import groups_with_signal, update_batch
 from miles_olmo.grpo.learner import LARGEST_DIFFERENCE, Learner
-from miles_olmo.grpo.router_losses import RouterLosses
+from miles_olmo.grpo.shares import share_out
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.generation import CoreEngineModel
@@ -179,11 +179,10 @@ def test_every_kind_of_model_takes_a_step_with_replay(kind):
     after = weights(subject)
     assert [name for name in before if torch.equal(before[name], after[name])] == []
     # Counting the recorded routes of the routed layers is counting what the routers did.
-    packs = update_batch(groups_with_signal(groups, settings), settings).packs
-    counted = subject.adapter.count_experts(subject.module, packs)
-    known = RouterLosses.for_batch(
-        subject.adapter, subject.module, packs, settings.train, settings.model.shape
-    ).counts
+    batch = update_batch(groups_with_signal(groups, settings), settings)
+    counted = subject.adapter.count_experts(subject.module, batch.packs)
+    (share,) = share_out(batch, 1, shape=settings.model.shape, count_routes=True)
+    known = share.route_counts
     assert known is not None and torch.equal(known.counts_LE, counted.counts_LE)
     assert len(known.counts_LE) == len(settings.model.shape.routed_layers)
 
