@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from miles_olmo.base.errors import TrainingError
+from miles_olmo.grpo.batch import groups_with_signal, update_batch
 from miles_olmo.grpo.learner import LARGEST_DIFFERENCE, Learner
+from miles_olmo.grpo.shares import share_out
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.generation import CoreEngineModel
@@ -65,7 +67,7 @@ def manifest(**changes) -> Manifest:
 
 
 def learner(settings: Manifest) -> Learner:
-    adapter = adapter_for("olmo3moe")
+    adapter = adapter_for(settings.model.family)
     module = adapter.build(settings.model, settings.train, device=torch.device("cpu"), seed=0)
     return Learner(module, adapter, PolicyOptimizer(module, settings.train.optimizer), settings)
 
@@ -75,11 +77,11 @@ def groups() -> list[ScoredGroup]:
     return sampled_groups()
 
 
-def sampled_groups() -> list[ScoredGroup]:
+def sampled_groups(settings: Manifest | None = None) -> list[ScoredGroup]:
     """Four prompts, three sampled answers each, from the policy itself."""
+    settings = settings or manifest()
     torch.set_num_threads(1)
-    settings = manifest()
-    adapter = adapter_for("olmo3moe")
+    adapter = adapter_for(settings.model.family)
     module = adapter.build(settings.model, None, device=torch.device("cpu"), seed=0)
     engine = CoreEngineModel(module, adapter, max_batch_size=16)
     generator = torch.Generator().manual_seed(1)
@@ -144,6 +146,45 @@ def test_engine_and_trainer_agree_in_every_bit_and_groups_without_signal_are_lef
     assert metrics["router/replay_coverage"] == 1.0
     assert metrics["router/native_mismatch"] == 0.0
     assert metrics["train/num_groups"] == 3
+
+
+OLMOE = {"family": "olmoe", "use_head_qk_norm": False, "shared_expert_hidden_size": 0}
+KINDS = {
+    "olmoe": OLMOE,
+    "olmoe, renormalised": {**OLMOE, "normalize_expert_weights": True},
+    "dense first layer": {"dense_layers_indices": [0], "dense_hidden_size": 24, "num_layers": 3},
+    "everything else": {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+        "attention_gate_type": "elementwise",
+        "use_peri_ln": True,
+        "embed_norm": True,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_takes_a_step_with_replay(kind):
+    shape = dict(KINDS[kind])
+    family = shape.pop("family", "olmo3moe")
+    model = {"family": family, "shape": {**CONFIGURATION["model"]["shape"], **shape}}
+    auxiliary = {"train__load_balancing_loss": {"mode": "global", "coefficient": 0.01}}
+    settings = manifest(model=model, **auxiliary)
+    groups = sampled_groups(settings)
+    subject, before = learner(settings), weights(learner(settings))
+    metrics = subject.update(groups)
+    assert metrics[LARGEST_DIFFERENCE] == 0.0
+    assert metrics["router/replay_coverage"] == metrics["router/replay_applied"] == 1.0
+    assert metrics["router/native_mismatch"] == 0.0
+    after = weights(subject)
+    assert [name for name in before if torch.equal(before[name], after[name])] == []
+    # Counting the recorded routes of the routed layers is counting what the routers did.
+    batch = update_batch(groups_with_signal(groups, settings), settings)
+    counted = subject.adapter.count_experts(subject.module, batch.packs)
+    (share,) = share_out(batch, 1, shape=settings.model.shape, count_routes=True)
+    known = share.route_counts
+    assert known is not None and torch.equal(known.counts_LE, counted.counts_LE)
+    assert len(known.counts_LE) == len(settings.model.shape.routed_layers)
 
 
 def test_nothing_changes_without_any_signal(groups):

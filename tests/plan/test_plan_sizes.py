@@ -4,6 +4,7 @@ import pytest
 
 from miles_olmo.manifest.models import Model, ModelShape
 from miles_olmo.plan.sizes import checkpoint_bytes, num_active_parameters, num_parameters
+from tests.model_zoo import MORE, ZOO
 
 SHAPES = [
     {"num_layers": 2},
@@ -105,6 +106,22 @@ def test_counts_equal_those_of_the_model(changes):
     assert num_parameters(shape) == config.num_params
     assert num_parameters(shape) == sum(p.numel() for p in module.parameters())
     assert num_active_parameters(shape) == config.num_active_params
+
+
+@pytest.mark.parametrize("name", {**ZOO, **MORE})
+def test_counts_of_every_kind_of_model_are_those_of_the_policy(name):
+    pytest.importorskip("olmo_core", reason="the train extra is not installed")
+    import torch
+
+    from miles_olmo.policy.adapter import adapter_for
+
+    model = {**ZOO, **MORE}[name]
+    module = adapter_for(model.family).build(model, None, device=torch.device("cpu"), seed=0)
+    experts = sum(p.numel() for n, p in module.named_parameters() if ".routed_experts." in n)
+    total = sum(p.numel() for p in module.parameters())
+    assert num_parameters(model.shape) == total
+    used = model.shape.num_experts_per_token / model.shape.num_experts
+    assert num_active_parameters(model.shape) == total - experts + experts * used
 
 
 def test_a_checkpoint_holds_weights_and_two_moments_in_float32():

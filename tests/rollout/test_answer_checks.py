@@ -251,6 +251,26 @@ def test_top_1_may_send_one_sample_to_expert_0_but_not_the_whole_group():
         check(answer, shape=shape)
 
 
+def test_only_routed_layers_are_checked():
+    """A dense layer's rows are zeros, as vLLM writes them."""
+    answer = copy.deepcopy(TRUE_ANSWER)
+    for choice in answer["choices"]:
+        routes = decode_routes(choice["routed_experts"]).copy()
+        routes[:, 0] = 0
+        choice["routed_experts"] = encode_routes(routes)
+    with pytest.raises(EngineError, match="E246"):
+        check(answer)
+    shape = PolicyShape(VOCAB, LAYERS, TOP_K, EXPERTS, routed_layers=(1,))
+    rows = check(answer, shape=shape)[0].rows_RLK
+    assert rows is not None and rows.shape[1] == LAYERS  # kept whole
+    for choice in answer["choices"]:
+        routes = decode_routes(choice["routed_experts"]).copy()
+        routes[:, 1] = 0
+        choice["routed_experts"] = encode_routes(routes)
+    with pytest.raises(EngineError, match="E244"):
+        check(answer, shape=shape)
+
+
 def test_without_replay_routes_are_neither_needed_nor_kept():
     shape = PolicyShape(VOCAB, LAYERS, TOP_K, EXPERTS, routes=False)
     answer = copy.deepcopy(TRUE_ANSWER)

@@ -42,7 +42,8 @@ def _model(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield (
         "experts",
         f"{shape.num_experts} per layer, top-{shape.num_experts_per_token}, {shared}, "
-        f"{count(shape.num_layers, 'layer')}",
+        f"{count(shape.num_layers, 'layer')}"
+        + (f", {len(shape.dense_layers_indices)} of them dense" * bool(shape.dense_layers_indices)),
     )
     yield "start from", model.checkpoint or f"random weights, seed {plan.manifest.seed}"
     warmup = plan.manifest.warmup

@@ -111,7 +111,8 @@ class FamilyAdapter(Protocol):
     def float32_twin(
         self, module: nn.Module, model: Model, tensors: Mapping[str, torch.Tensor]
     ) -> nn.Module:
-        """The policy with the same weights in float32; the module itself if that is its dtype."""
+        """The policy with the same weights in float32, on this process alone; the module itself if that
+        is its dtype."""
         ...
 
     def export(

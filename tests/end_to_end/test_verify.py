@@ -1,0 +1,55 @@
+"""`miles verify` on the checkpoint of a real run: what passes, and what must not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Launch
+
+TAMPERING = Path(__file__).parents[1] / "tampering"
+
+
+def verify(run: Launch, *options: str, **environment: str) -> tuple[int, dict]:
+    done = subprocess.run(
+        [sys.executable, "-m", "miles_olmo", "verify", str(run.run.root), *options, "--json"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_newest_checkpoint_agrees_in_every_bit_and_the_run_is_not_touched(whole: Launch):
+    before = {p: p.stat().st_mtime_ns for p in whole.run.root.rglob("*") if "verify" not in p.parts}
+    exit_code, result = verify(whole)
+    assert exit_code == 0
+    measured = result["report"]["measured"]
+    assert (result["step"], measured["mean"], measured["max"], measured["kl"]) == (12, 0, 0, 0)
+    assert measured["coverage"] == 1.0
+    assert measured["num_tokens"] >= 16 * 4
+    assert set(measured["native_mismatch_L"]) == {0.0}
+    assert measured["num_tensors"] == 75
+    after = {p: p.stat().st_mtime_ns for p in whole.run.root.rglob("*") if "verify" not in p.parts}
+    assert {p for p in before if before[p] != after[p]} <= {whole.run.root}
+
+
+def test_one_experts_weights_changed_in_the_engine_fail_with_exit_code_7(whole: Launch):
+    exit_code, result = verify(whole, "--step", "8", PYTHONPATH=str(TAMPERING))
+    assert exit_code == 7
+    assert result["error"]["code"] == "E370"
+    failures = result["report"]["failures"]
+    assert any("max |difference|" in failure for failure in failures)
+    assert any("experts.3.down_proj" in failure for failure in failures)
+
+
+@pytest.mark.parametrize("options", [("--step", "5"), ("--step", "-1")])
+def test_a_step_without_a_checkpoint_is_refused(whole: Launch, options):
+    exit_code, result = verify(whole, *options)
+    assert exit_code == 2
+    assert result["errors"][0]["code"] == "E371"
+    assert "8, 12" in result["errors"][0]["why"]
