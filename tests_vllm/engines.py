@@ -33,6 +33,9 @@ from tests.model_zoo import ZOO, write_tokenizer
 
 ROOT = Path(__file__).parents[1]
 TOKEN = "a-token-of-these-tests"
+DEVICE = os.environ.get("MILES_TEST_DEVICE", "cpu")
+"""Where the servers compute: cpu, or cuda on a machine with a GPU."""
+ON_CUDA = ("--enforce-eager", "--gpu-memory-utilization", "0.1") if DEVICE == "cuda" else ()
 START_SECONDS = 240.0
 
 
@@ -76,9 +79,11 @@ class Engine:
             tokenizer = write_tokenizer(self.directory / "tokenizer.json")
             write_served(self.model, ExportTokenizer(tokenizer, "<eos>", "<bos>"), served)
         port = free_port("127.0.0.1")
-        command = server_command(manifest_of(self.model), served, host="127.0.0.1", port=port)
+        command = server_command(
+            manifest_of(self.model), served, host="127.0.0.1", port=port, device=DEVICE
+        )
         command = ServerCommand(
-            (*command.argv, *self.arguments), {**command.environment, **self.environment}
+            (*command.argv, *ON_CUDA, *self.arguments), {**command.environment, **self.environment}
         )
         self.server = VllmServer(command, host="127.0.0.1", port=port, token=TOKEN)
         self.server.wait_until_answering(START_SECONDS)
