@@ -1,7 +1,7 @@
 """The adapter of each model family.
 
 Families share the model, its forward pass and everything that is done with its tensors; what tells them
-apart is a table of names and the Hugging Face class (`olmo3moe_model.model_config` reads the
+apart is a table of names and the Hugging Face class (`olmo3moe_build.model_config` reads the
 placement of the norms from `model.family`).
 """
 
@@ -22,8 +22,9 @@ from miles_olmo.manifest.models import Model, Train
 from miles_olmo.policy import olmo3moe_tensors
 from miles_olmo.policy.export_tokenizer import TokenizerSource
 from miles_olmo.policy.family import FamilyAdapter, PackOutput
+from miles_olmo.policy.olmo3moe_build import build_model
 from miles_olmo.policy.olmo3moe_forward import count_experts, forward_pack, reference_logits
-from miles_olmo.policy.olmo3moe_model import PortableModel, build_model
+from miles_olmo.policy.olmo3moe_model import PortableModel
 from miles_olmo.policy.olmo3moe_tensors import TensorNames
 from miles_olmo.policy.ranks import ALONE, Ranks
 
