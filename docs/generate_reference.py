@@ -78,6 +78,11 @@ def cli_page(names: Iterable[str] = tuple(COMMANDS)) -> str:
         assert command is not None
         context = click.Context(command, info_name=name, parent=root, terminal_width=_WIDTH)
         parts += [f"## miles {name}", f"```\n{command.get_help(context)}\n```"]
+        for inner, subcommand in getattr(command, "commands", {}).items():
+            nested = click.Context(
+                subcommand, info_name=inner, parent=context, terminal_width=_WIDTH
+            )
+            parts += [f"### miles {name} {inner}", f"```\n{subcommand.get_help(nested)}\n```"]
     return "\n\n".join(parts) + "\n"
 
 

@@ -59,7 +59,7 @@ def test_there_and_back_every_byte_is_the_same(name, source, tmp_path):
     before, after = read_hugging_face_weights(source), read_hugging_face_weights(back)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (back / file).read_bytes() == (source / file).read_bytes()
     ids = ("bos_token_id", "eos_token_id", "pad_token_id")
     old, new = (json.loads((path / "config.json").read_text()) for path in (source, back))

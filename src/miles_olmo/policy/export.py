@@ -40,6 +40,7 @@ from miles_olmo.policy.export_code import (
     write_model_code,
 )
 from miles_olmo.policy.export_tokenizer import (
+    GENERATION,
     SpecialTokenIds,
     TokenizerSource,
     write_tokenizer,
@@ -176,9 +177,11 @@ def _write_config(directory: Path, model: Model, ids: SpecialTokenIds) -> None:
     if model.family == "olmo3moe":
         content["auto_map"] = {"AutoConfig": CONFIG_CLASS, "AutoModelForCausalLM": MODEL_CLASS}
     (directory / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+    if (directory / GENERATION).exists():  # copied from another checkpoint
+        return
     generation = {key: value for key, value in token_ids.items() if value is not None}
     text = json.dumps(generation, indent=2, sort_keys=True) + "\n"
-    (directory / "generation_config.json").write_text(text)
+    (directory / GENERATION).write_text(text)
 
 
 def _write_weights(directory: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -46,6 +46,7 @@ class CopiedTokenizer:
 
 TokenizerSource = ExportTokenizer | CopiedTokenizer
 
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -54,6 +55,7 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
     "chat_template.jinja",
+    GENERATION,  # not the tokenizer's, but goes with its special tokens
 )
 
 

@@ -138,9 +138,9 @@ _CONVERSION: tuple[Code, ...] = (
     Code(
         code="E447",
         title="the converting process failed",
-        cause="It was killed, or ended without a result; its output is above.",
+        cause="It was killed, or ended without a result; the message has its last line, --json the last 20.",
         example="a machine without enough memory for two copies of the weights",
-        fix="Look at its output; give it more memory.",
+        fix="Install the train extra, or give it more memory, as that line says.",
         exit_code=EXIT_RUN,
     ),
 )
