@@ -28,7 +28,7 @@ from miles_olmo.base.rundir import RunDirectory
 
 __all__ = ["Conversion", "convert_checkpoint", "export_run"]
 
-_SCHEMA = "miles-olmo/conversion/v1"
+SCHEMA = "miles-olmo/conversion/v1"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Conversion:
     def as_json(self) -> dict[str, Any]:
         """JSON-safe, with the schema's name."""
         paths = {"source": str(self.source), "destination": str(self.destination)}
-        return {"schema": _SCHEMA, **self.__dict__, **paths}
+        return {"schema": SCHEMA, **self.__dict__, **paths}
 
 
 def convert_checkpoint(
@@ -70,7 +70,7 @@ def convert_checkpoint(
             Face) the conversion failed, and the destination does not exist.
     """
     options = ["--dtype", dtype] if dtype else []
-    return _run([str(source), str(destination), *options])
+    return _run(source, destination, options)
 
 
 def export_run(
@@ -91,7 +91,7 @@ def export_run(
     if step is None:
         step = _newest_complete_step(directory)
     destination = out if out is not None else directory.root / "exports" / f"step-{step:06d}"
-    return _run([str(directory.root), str(destination), "--step", str(step)])
+    return _run(directory.root, destination, ["--step", str(step)])
 
 
 def _newest_complete_step(run: RunDirectory) -> int:
@@ -106,8 +106,25 @@ def _newest_complete_step(run: RunDirectory) -> int:
     )
 
 
-def _run(arguments: list[str]) -> Conversion:
+def refuse_existing(destination: Path) -> None:
+    """Nothing is overwritten.
+
+    Raises:
+        UsageError: E443.
+    """
+    if destination.exists() or destination.is_symlink():
+        raise UsageError(
+            "E443",
+            f"{destination} exists",
+            why="what is there might be a checkpoint that is in use",
+            fix="name another destination, or remove it",
+        )
+
+
+def _run(source: Path, destination: Path, options: list[str]) -> Conversion:
     """Start the job, wait for it, and return what its last line says."""
+    refuse_existing(destination)  # before seconds are spent on starting a process
+    arguments = [str(source), str(destination), *options]
     lifeline = Lifeline()
     try:
         process = subprocess.run(
@@ -160,6 +177,6 @@ def _last_document(output: str) -> dict[str, Any] | None:
             document = json.loads(line)
         except ValueError:
             continue
-        if isinstance(document, dict) and document.get("schema") == _SCHEMA:
+        if isinstance(document, dict) and document.get("schema") == SCHEMA:
             return document
     return None

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from miles_olmo.api.converting import SCHEMA, refuse_existing
 from miles_olmo.base.canonical import file_sha256
 from miles_olmo.base.codes.entry import EXIT_BUG
 from miles_olmo.base.errors import CheckpointError, MilesError, UsageError
@@ -49,7 +50,6 @@ from miles_olmo.policy.weights_checkpoint import (
     write_weights_checkpoint,
 )
 
-SCHEMA = "miles-olmo/conversion/v1"
 _CPU = torch.device("cpu")
 
 
@@ -71,13 +71,7 @@ def convert(
         CheckpointError: E17x the model is not supported, E440 and E441 unreadable or other weights,
             E442 or E430 other logits, E445 or E432 the files could not be written.
     """
-    if destination.exists():
-        raise UsageError(
-            "E443",
-            f"{destination} exists",
-            why="what is there might be a checkpoint that is in use",
-            fix="name another destination, or remove it",
-        )
+    refuse_existing(destination)
     if (source / CONFIG).is_file():
         return _to_core(source, destination, dtype)
     if dtype is not None:

@@ -269,6 +269,7 @@ def _unsupported(family: HuggingFaceFamily, full: Mapping[str, Any]) -> Iterator
         "latent_moe_dim": ((None,), "latent experts"),
         "qk_norm_per_head_gains": ((False, None), "QK norms with gains per head"),
         "scalable_softmax": ((False, None), "scalable softmax"),
+        "emo_min_document_expert_pool": ((None,), "expert pools per document (EMo)"),
         "emo_eval_document_expert_pool": ((None,), "expert pools per document (EMo)"),
         "clip_qkv": ((None,), "clipped queries, keys and values"),
     }

@@ -94,12 +94,12 @@ def attend_documents(
             for x in (q_THD, k_TGD, v_TGD)
         )
         if rules.exact:
-            mask_PP = _causal_bias(group.padded_length, q_THD.dtype, q_THD.device, window)
+            mask_PP = _causal_bias(group.padded_length, q_THD.dtype, window)
             out = attend_blocked(q, k, v, mask_PP, rules.key_block)
         elif window is not None and window < group.padded_length:
-            mask_PP = _causal_bias(group.padded_length, q_THD.dtype, q_THD.device, window)
+            visible_PP = _window(group.padded_length, window, q_THD.device)
             out = F.scaled_dot_product_attention(
-                q, k, v, attn_mask=mask_PP, enable_gqa=q.shape[1] != k.shape[1]
+                q, k, v, attn_mask=visible_PP, enable_gqa=q.shape[1] != k.shape[1]
             )
         else:
             out = F.scaled_dot_product_attention(
@@ -174,12 +174,18 @@ def attend_blocked(
     return out.view(num, heads, rows, head_dim)
 
 
+def _window(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """The keys that each query sees, bool [P, P]; not cached, because it is large on a GPU."""
+    positions_P = torch.arange(length, device=device)
+    distance_PP = positions_P[:, None] - positions_P
+    return (distance_PP >= 0) & (distance_PP < window)
+
+
 @lru_cache(maxsize=64)
-def _causal_bias(
-    length: int, dtype: torch.dtype, device: torch.device, window: int | None
-) -> torch.Tensor:
-    """0 on the diagonal and the `window - 1` (or all) places below it, -inf elsewhere [P, P]."""
-    bias = torch.full((length, length), -math.inf, dtype=dtype, device=device)
+def _causal_bias(length: int, dtype: torch.dtype, window: int | None) -> torch.Tensor:
+    """0 on the diagonal and the `window - 1` (or all) places below it, -inf elsewhere, on the CPU
+    [P, P]."""
+    bias = torch.full((length, length), -math.inf, dtype=dtype)
     if window is None:
         return bias.triu_(1)
     return bias.triu(1) + bias.tril(-window)
