@@ -41,6 +41,7 @@ from torch import nn
 
 from miles_olmo.base.errors import CheckpointError, EngineError
 from miles_olmo.policy.expert_shards import ExpertShards, shards_of
+from miles_olmo.policy.tensor_files import is_finite
 
 _Views = Iterator[tuple[str, torch.Tensor]]
 
@@ -307,7 +308,7 @@ def _check_layouts(views: Mapping[str, torch.Tensor], tensors: Mapping[str, torc
 
 
 def _check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+    bad = [name for name, tensor in tensors.items() if not is_finite(tensor)]
     if bad:
         raise EngineError(
             "E413",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,13 @@ from typing import TypeVar
 
 from miles_olmo.base.errors import EngineError, MilesError
 from miles_olmo.wire.generation import EngineModel, SampledSequence, SamplingRequest
+
+QUIET_SECONDS = 0.002
+"""An idle engine that gets a request starts once none has followed for this long: a trainer asks for
+all groups of a step at once, and passes over a part of them would cost as much as over all."""
+
+GATHER_SECONDS = 0.02
+"""It starts after this long in any case."""
 
 STOP_SECONDS = 5.0
 """A step that takes longer is left behind; the thread ends with the process."""
@@ -135,7 +143,10 @@ class Scheduler:
     def _run(self) -> None:
         try:
             while True:
-                self._carry_out_commands(wait=self._frozen or not self._live)
+                idle = self._frozen or not self._live
+                self._carry_out_commands(wait=idle)
+                if idle and self._live:
+                    self._gather()
                 if self._live and not self._frozen:
                     self._deliver(self._model.step())
         except _Stop:
@@ -154,6 +165,15 @@ class Scheduler:
                 self._commands.get_nowait()()
         except Empty:
             return
+
+    def _gather(self) -> None:
+        """Carry out commands until none comes for a moment. What is sampled does not depend on it."""
+        deadline = time.monotonic() + GATHER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                self._commands.get(timeout=min(QUIET_SECONDS, left))()
+            except Empty:
+                return
 
     def _add(self, pairs: Sequence[tuple[str, SamplingRequest]]) -> None:
         for key, request in pairs:

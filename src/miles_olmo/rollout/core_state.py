@@ -46,6 +46,7 @@ class CoreEngine:
         self.version: int | None = None
         self._model = model
         self._scheduler = Scheduler(model, on_failure)
+        self._names: frozenset[str] | None = None
         self._update: WeightUpdate | None = None
         self._updating = asyncio.Lock()
         self._running = asyncio.Event()
@@ -137,9 +138,10 @@ class CoreEngine:
         """
         async with self._updating:
             self._check_idle()
-            checksums = await self._scheduler.call(self._model.checksums)
-            self._check_idle()  # the call let other requests in
-            self._update = WeightUpdate(frozenset(checksums))
+            if self._names is None:  # they never change, and checksums read every weight
+                self._names = frozenset(await self._scheduler.call(self._model.checksums))
+                self._check_idle()  # the call let other requests in
+            self._update = WeightUpdate(self._names)
 
     async def add_to_update(self, info: Any) -> None:
         """Announce tensors of the open update; a refused announcement closes it.

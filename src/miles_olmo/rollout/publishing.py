@@ -7,6 +7,8 @@ reset prefix cache, verify version, resume. A sequence never continues on other 
 
 from __future__ import annotations
 
+import asyncio
+
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.registry import EngineEntry
 from miles_olmo.rollout.transport import Transport, TransportFault
@@ -35,8 +37,9 @@ async def load(
     await transport.post(entry, protocol.START_WEIGHT_UPDATE, {})
     await transport.post(entry, protocol.UPDATE_WEIGHTS, {"update_info": publication.update_info()})
     await transport.post(entry, protocol.FINISH_WEIGHT_UPDATE, {})
-    await transport.post(entry, protocol.RESET_PREFIX_CACHE)
-    version = await served_version(transport, entry)
+    _, version = await asyncio.gather(
+        transport.post(entry, protocol.RESET_PREFIX_CACHE), served_version(transport, entry)
+    )
     if version != publication.version:
         raise EngineError(
             "E252",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,10 @@ class Publication:
         }
 
     def as_json(self) -> dict[str, Any]:
-        return {"version": self.version, "tensors": [asdict(tensor) for tensor in self.tensors]}
+        # Not `asdict`: it copies every value, which shows at each publication.
+        names = [field.name for field in fields(PublishedTensor)]
+        tensors = [{name: getattr(tensor, name) for name in names} for tensor in self.tensors]
+        return {"version": self.version, "tensors": tensors}
 
     @classmethod
     def read(cls, directory: Path) -> Publication:
