@@ -90,8 +90,13 @@ class Engine:
         entry = EngineEntry(self.index, self.server.url, self.server.pid, attempt, "now")
         register(self.directory / "engines", entry)
 
-    def client(self, **engines: Any) -> FleetClient:
-        """A fleet of this engine; short bounds, since tests break things."""
+    def client(self, *, routes: bool = True, **engines: Any) -> FleetClient:
+        """A fleet of this engine; short bounds, since tests break things.
+
+        Args:
+            routes: Answers must have routes.
+            engines: Keys of [engines].
+        """
         shape = self.model.shape
         settings = manifest_of(self.model, **engines).engines
         return FleetClient(
@@ -103,6 +108,7 @@ class Engine:
                 shape.num_layers,
                 shape.num_experts_per_token,
                 shape.num_experts,
+                routes=routes,
                 routed_layers=shape.routed_layers,
             ),
             decode=lambda ids: " ".join(map(str, ids)),
