@@ -47,9 +47,10 @@ def test_one_experts_weights_changed_in_the_engine_fail_with_exit_code_7(whole: 
     assert any("experts.3.down_proj" in failure for failure in failures)
 
 
-@pytest.mark.parametrize("options", [("--step", "5"), ("--step", "-1")])
+@pytest.mark.parametrize("options", [("--step", "5"), ("--step", "-1"), ("--step", "0")])
 def test_a_step_without_a_checkpoint_is_refused(whole: Launch, options):
     exit_code, result = verify(whole, *options)
     assert exit_code == 2
     assert result["errors"][0]["code"] == "E371"
     assert "8, 12" in result["errors"][0]["why"]
+    assert f"of step {options[1]}" in result["errors"][0]["what"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from miles_olmo.api.converting import convert_checkpoint, export_run
 from miles_olmo.api.planning import make_plan, write_plan
@@ -142,6 +142,35 @@ def test_a_model_that_is_not_supported_is_refused_by_name(tmp_path):
     error = error_of(source, tmp_path / "result")
     assert error.code == "E171" and "clip_qkv = 8.0" in error.what
     assert not (tmp_path / "result").exists()
+
+
+def test_quantized_weights_are_refused(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].to(torch.int8)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E440" and "'lm_head.weight' is int8" in error.what
+
+
+@pytest.mark.parametrize("lie", [{"num_hidden_layers": 10**7}, {"hidden_size": 10**7}])
+def test_a_description_of_a_far_larger_model_takes_no_memory(tmp_path, lie):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | lie))
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E441" and "config.json describes" in error.what
+
+
+def test_a_config_that_is_nested_too_deep_is_refused(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    (source / "config.json").write_text("[" * 100_000)
+    assert error_of(source, tmp_path / "result").code == "E173"
+
+
+def test_a_link_to_nowhere_is_in_the_way(source, tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert error_of(source, tmp_path / "link").code == "E443"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

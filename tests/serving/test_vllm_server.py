@@ -1,5 +1,7 @@
 """Starting and watching the server's process, with small programs in vLLM's place."""
 
+import os
+import signal
 import sys
 import textwrap
 import time
@@ -8,6 +10,7 @@ import tomllib
 import pytest
 
 from miles_olmo.base.errors import EngineError
+from miles_olmo.base.processes import descendants
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.serving.command import ServerCommand, kv_cache_gib, server_command
 from miles_olmo.serving.server import VllmServer, check_description, free_port
@@ -76,6 +79,26 @@ def test_a_server_that_ignores_sigterm_is_killed(started, monkeypatch):
     server.wait_until_answering(20)
     server.stop()
     assert "killed by signal 9" in server.wait_for_end().what
+
+
+def test_what_a_killed_server_started_does_not_outlive_it(started):
+    nested = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    children = f"\n    import subprocess; subprocess.Popen([sys.executable, '-c', {nested!r}])"
+    server = started(ANSWERING + children + "; time.sleep(60)")
+    server.wait_until_answering(20)
+    deadline = time.monotonic() + 20
+    while len(left := descendants(server.pid)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    server.wait_until_answering(20)
+    os.kill(server.pid, signal.SIGKILL)
+    assert server.wait_for_end().code == "E212"
+    assert all(process.is_alive for process in left)
+    server.stop()
+    deadline = time.monotonic() + 5
+    while any(process.is_alive for process in left):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def manifest(quickstart, **engines):

@@ -71,6 +71,29 @@ def group_members(group: int) -> list[int]:
     return members
 
 
+def descendants(pid: int) -> list[ProcessIdentity]:
+    """Children of a process, their children, and so on. Whose parent ended is nobody's child here."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found, waiting = [], [pid]
+    while waiting:
+        waiting += children.get(parent := waiting.pop(), [])
+        if parent != pid and (identity := ProcessIdentity.of(parent)):
+            found.append(identity)
+    return found
+
+
+def _parents() -> list[tuple[int, int]]:
+    """(pid, parent) of every process."""
+    if not (_PROC / "self/stat").exists():
+        rows = [line.split() for line in _lines(["ps", "-A", "-o", "pid=,ppid="])]
+        return [(int(pid), int(parent)) for pid, parent in rows]
+    pids = [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+    fields = [(pid, _stat_fields(pid)) for pid in pids]
+    return [(pid, int(values[1])) for pid, values in fields if values]
+
+
 def _start_time(pid: int) -> str | None:
     if pid <= 0:
         return None

@@ -18,6 +18,7 @@ import json
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,10 @@ from miles_olmo.base.lifeline import hold_lifeline
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.jobs.inputs import checked_plan_input
 from miles_olmo.manifest.hugging_face import CONFIG
+from miles_olmo.manifest.models import Model
 from miles_olmo.plan.imported_model import read_model
 from miles_olmo.plan.read import read_plan
+from miles_olmo.plan.sizes import num_parameters
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.atomic_directory import atomic_directory
 from miles_olmo.policy.checkpoint import load_weights, newest_complete, visible_checkpoints
@@ -85,8 +88,11 @@ def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, An
     """A Hugging Face directory becomes a converted checkpoint, which is read back for the check."""
     model = read_model(source, dtype=dtype)
     adapter = adapter_for(model.family)
+    weights = read_hugging_face_weights(source)
+    _check_size(source, model, weights)
     module = adapter.build(model, None, device=_CPU, seed=0)
-    load_named(source, cast_like(read_hugging_face_weights(source), module), module, adapter)
+    load_named(source, cast_like(weights, module), module, adapter)
+    del weights
     tokenizer = CopiedTokenizer(source, _token_ids(source))
     try:
         with atomic_directory(destination) as writing:
@@ -189,6 +195,23 @@ def _checkpoint_of_run(source: Path, step: int | None) -> tuple[RunDirectory, Pa
             fix="name one of these with --step",
         )
     return run, found
+
+
+def _check_size(source: Path, model: Model, weights: Mapping[str, torch.Tensor]) -> None:
+    """Refuse a description of a far larger model before memory is taken for it.
+
+    What differs by less is named tensor by tensor when the weights are loaded.
+    """
+    described = num_parameters(model.shape)
+    held = sum(tensor.numel() for tensor in weights.values())
+    if described > 2 * held:
+        raise CheckpointError(
+            "E441",
+            f"the weights of {source} do not fit the policy: they hold {held:,} values, and "
+            f"{CONFIG} describes {described:,}",
+            why="the model that is described beside them is another one",
+            fix="use the config.json that the weights were saved with",
+        )
 
 
 def _token_ids(source: Path) -> SpecialTokenIds:

@@ -10,6 +10,7 @@ alive or not, is not touched.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from miles_olmo.base.errors import VerificationError
+from miles_olmo.base.errors import LaunchError, VerificationError
 from miles_olmo.base.files import write_json
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.attempts import read_exit_code
@@ -79,7 +80,7 @@ def verify_checkpoint_of(
     plan = verification_plan(read_plan(run.plan), engine)
     check_plan(plan)
     check_machine(plan, run.root)
-    place = create_run_directory(run.root / "verify", plan, _free_name(run))
+    place = _own_directory(run, plan)
     lock = None
     try:
         lock = acquire_run(place)
@@ -144,7 +145,8 @@ def _checkpoint_step(run: RunDirectory, step: int | None) -> int:
         )
         raise VerificationError(
             "E371",
-            f"the run {run.run_id} has no checkpoint" + (f" of step {step}" if step else ""),
+            f"the run {run.run_id} has no checkpoint"
+            + ("" if step is None else f" of step {step}"),
             why=shown,
             fix="name one of those with --step" if steps else "wait for the first checkpoint",
             steps=steps,
@@ -152,9 +154,16 @@ def _checkpoint_step(run: RunDirectory, step: int | None) -> int:
     return steps[-1] if step is None else step
 
 
-def _free_name(run: RunDirectory) -> str:
-    taken = {path.name for path in (run.root / "verify").glob("verify-*")}
-    return next(f"verify-{n}" for n in range(1, len(taken) + 2) if f"verify-{n}" not in taken)
+def _own_directory(run: RunDirectory, plan: RunPlan) -> RunDirectory:
+    """The first `verify-N` that nobody has, also when several verifications start at once."""
+    for number in itertools.count(1):
+        if not (run.root / "verify" / f"verify-{number}").exists():
+            try:
+                return create_run_directory(run.root / "verify", plan, f"verify-{number}")
+            except LaunchError as error:
+                if error.code != "E500":
+                    raise
+    raise AssertionError("unreachable")
 
 
 def _share_prepared_inputs(run: RunDirectory, place: RunDirectory) -> None:

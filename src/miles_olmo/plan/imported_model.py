@@ -207,7 +207,7 @@ def _read_object(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise _Fault(error.strerror or str(error)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _Fault(f"it is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise _Fault("it is not a JSON object")

@@ -13,13 +13,15 @@ from miles_olmo.policy.tensor_files import read_tensors
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 def read_hugging_face_weights(directory: Path) -> dict[str, torch.Tensor]:
     """Every tensor, in the dtype of the files, on the CPU.
 
     Raises:
-        CheckpointError: E440, a file is missing or damaged, or the index and the files disagree.
+        CheckpointError: E440, a file is missing or damaged, the index and the files disagree, or a
+            tensor is quantized.
     """
     if not (directory / INDEX).is_file():
         return _read(directory / SINGLE)
@@ -43,9 +45,20 @@ def read_hugging_face_weights(directory: Path) -> dict[str, torch.Tensor]:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        return read_tensors(path)
+        tensors = read_tensors(path)
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, f"{error}") from error
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise CheckpointError(
+                "E440",
+                f"{path} cannot be read: '{name}' is {kind}",
+                why="integers and 8-bit floats are weights only together with scales, which are not applied",
+                fix="name a checkpoint in float32, bfloat16 or float16",
+                path=str(path),
+            )
+    return tensors
 
 
 def _unreadable(path: Path, reason: str) -> CheckpointError:

@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from typing import Any
 
 from miles_olmo.base.errors import EngineError
+from miles_olmo.base.processes import ProcessIdentity, descendants
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.serving.command import ServerCommand
 from miles_olmo.wire import protocol
@@ -57,6 +59,7 @@ class VllmServer:
         )
         self._reader = threading.Thread(target=self._forward, name="vllm-log", daemon=True)
         self._reader.start()
+        self._others: dict[int, ProcessIdentity] = {}
 
     @property
     def pid(self) -> int:
@@ -76,11 +79,13 @@ class VllmServer:
         """
         deadline = time.monotonic() + seconds
         while not self._is_healthy():
+            self._note_others()
             if self._child.poll() is not None:
                 raise self._error("E210", f"the vLLM server {self._end()} while it was starting")
             if time.monotonic() > deadline:
                 raise self._error("E210", f"the vLLM server does not answer after {seconds:g} s")
             time.sleep(POLL_SECONDS)
+        self._note_others()
 
     def ask(self, path: str, seconds: float = 30.0) -> Any:
         """JSON of a GET, with the run's token.
@@ -108,7 +113,8 @@ class VllmServer:
         return self._error("E212", f"the vLLM server {self._end()}")
 
     def stop(self) -> None:
-        """End the server: SIGTERM, then SIGKILL."""
+        """End the server and all processes that it started: SIGTERM, then SIGKILL."""
+        self._note_others()
         if self._child.poll() is None:
             self._child.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -116,6 +122,15 @@ class VllmServer:
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
+        for process in self._others.values():
+            if process.is_alive:  # vLLM's engine outlives a server that was killed
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+
+    def _note_others(self) -> None:
+        """Remember the server's children while they can be told from other processes."""
+        if self._child.poll() is None:
+            self._others |= {process.pid: process for process in descendants(self._child.pid)}
 
     def _forward(self) -> None:
         assert self._child.stdout is not None

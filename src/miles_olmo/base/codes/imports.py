@@ -80,7 +80,7 @@ _CONVERSION: tuple[Code, ...] = (
     Code(
         code="E440",
         title="Hugging Face weights cannot be read",
-        cause="A safetensors file is missing or damaged, or the index and the files disagree.",
+        cause="A safetensors file is missing or damaged, the index and the files disagree, or a tensor is quantized.",
         example="a shard whose download was cut off",
         fix="Download or copy the checkpoint again.",
         exit_code=EXIT_RUN,
