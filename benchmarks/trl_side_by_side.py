@@ -103,6 +103,7 @@ def our_manifest(directory: Path, seed: int, engines: int) -> Path:
         (model, f'{model}\ncheckpoint = "warm"'),
         ("count = 2", batch),
         ("\nsteps = 300", f"\nsteps = {MAX_STEPS}"),
+        ("max_tokens = 1024", "max_tokens = 2048"),  # a step is one pack, as TRL's is one batch
         ("every_steps = 100", "every_steps = 1000\nexport = false"),
     )
     path = directory / f"ours-{engines}-{seed}.toml"
