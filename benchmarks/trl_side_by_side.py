@@ -32,8 +32,8 @@ from typing import Any
 
 from machine import describe_machine
 
+from miles_olmo.api import load_manifest
 from miles_olmo.manifest.models import Manifest
-from miles_olmo.manifest.reading import read_manifest
 from miles_olmo.records.metrics import read_metrics
 from miles_olmo.records.receipts import read_chain
 from miles_olmo.tasks.order import prompt_index
@@ -103,6 +103,7 @@ def our_manifest(directory: Path, seed: int, engines: int) -> Path:
         (model, f'{model}\ncheckpoint = "warm"'),
         ("count = 2", batch),
         ("\nsteps = 300", f"\nsteps = {MAX_STEPS}"),
+        ("max_tokens = 1024", "max_tokens = 2048"),  # a step is one pack, as TRL's is one batch
         ("every_steps = 100", "every_steps = 1000\nexport = false"),
     )
     path = directory / f"ours-{engines}-{seed}.toml"
@@ -153,7 +154,7 @@ def run_trl(directory: Path, seed: int, python: str, threads: int) -> dict[str, 
     """One training by TRL, in a process of its own."""
     name = f"trl-{threads}-{seed}"
     job, report = directory / f"{name}.json", directory / f"{name}-report.json"
-    manifest, _ = read_manifest(our_manifest(directory, seed, engines=1))
+    manifest = load_manifest(our_manifest(directory, seed, engines=1))
     settings = trl_settings(directory, manifest)
     settings |= {"seed": seed, "threads": threads, "report": str(report)}
     job.write_text(json.dumps(settings))

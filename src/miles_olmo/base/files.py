@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
-    """Write `data` to `path` through a temporary file, fsync and `os.replace`."""
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
+    """Write `data` to `path` through a temporary file, fsync and `os.replace`.
+
+    Args:
+        durable: Survive a power failure once this has returned. Without it (no fsync) other
+            processes see the same, only faster.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -18,13 +23,15 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    if durable:
+        sync_directory(path.parent)
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:

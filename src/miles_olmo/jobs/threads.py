@@ -17,3 +17,6 @@ def configure_torch(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     torch.use_deterministic_algorithms(True)
+    # Operations that read memory they did not write are refused where torch knows them; filling all new
+    # memory with NaN first, torch's default beside that mode, writes every activation twice.
+    torch.utils.deterministic.fill_uninitialized_memory = False

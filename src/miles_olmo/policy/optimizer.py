@@ -87,7 +87,8 @@ class PolicyOptimizer:
         norm = _global_norm(self._sum.squared_norms(gradients))
         scale = min(1.0, self._settings.max_grad_norm / (norm + 1e-6))
         for name, master in self._masters.items():
-            master.grad = gradients[name] * scale if scale < 1.0 else gradients[name]
+            # In place: memory for one more copy of all gradients costs more than the product.
+            master.grad = gradients[name].mul_(scale) if scale < 1.0 else gradients[name]
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()

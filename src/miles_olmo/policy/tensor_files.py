@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -164,7 +165,8 @@ def is_finite(tensor: torch.Tensor) -> bool:
     """
     if tensor.numel() == 0:
         return True
-    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor.detach()))).all())
+    low, high = torch.aminmax(tensor.detach())
+    return math.isfinite(low.item()) and math.isfinite(high.item())
 
 
 def tensor_sha256(tensor: torch.Tensor) -> str:

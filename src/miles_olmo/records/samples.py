@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from miles_olmo.base.errors import UsageError
@@ -32,9 +32,14 @@ class Sample:
 
 
 def write_samples(path: Path, samples: Iterable[Sample]) -> None:
-    """Write all samples of one step, atomically; an earlier attempt's file is replaced."""
-    lines = [json.dumps(asdict(sample), ensure_ascii=False) + "\n" for sample in samples]
-    write_atomic(path, "".join(lines).encode("utf-8", "surrogatepass"))
+    """Write all samples of one step, atomically; an earlier attempt's file is replaced.
+
+    Not synced to the disk: samples are for reading, and every step would wait for it.
+    """
+    names = [field.name for field in fields(Sample)]
+    rows = ({name: getattr(sample, name) for name in names} for sample in samples)
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    write_atomic(path, "".join(lines).encode("utf-8", "surrogatepass"), durable=False)
 
 
 def read_samples(path: Path) -> list[Sample]:
