@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -173,11 +172,10 @@ def test_a_link_to_nowhere_is_in_the_way(source, tmp_path):
     assert error_of(source, tmp_path / "link").code == "E443"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_that_cannot_be_written_is_named(tmp_path):
     source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
-    (tmp_path / "closed").mkdir(mode=0o500)
-    assert error_of(source, tmp_path / "closed/result").code == "E445"
+    (tmp_path / "file").write_text("")
+    assert error_of(source, tmp_path / "file/result").code == "E445"
 
 
 # Runs.

@@ -19,4 +19,4 @@ def configure_torch(threads: int) -> None:
     torch.use_deterministic_algorithms(True)
     # Operations that read memory they did not write are refused where torch knows them; filling all new
     # memory with NaN first, torch's default beside that mode, writes every activation twice.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
