@@ -138,6 +138,9 @@ def test_a_damaged_run_directory_is_still_shown(launcher, miles):
     code, output, _ = miles("status", "r")
     assert code == 0 and "finished" in output
     assert output.count("damaged: ") == 3 and "the line was edited" in output
+    run.metrics.write_text("damaged\n" * 500)
+    _, output, _ = miles("status", "r")
+    assert output.count("damaged: ") == 21 and "damaged: 483 more" in output
     run.control.write_text(control)
 
 

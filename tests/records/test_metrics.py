@@ -49,10 +49,20 @@ def test_a_torn_last_line_is_skipped_and_cut_by_the_next_attempt(tmp_path):
     assert values(path, "train") == [(1, 0.1), (2, 0.5)] and read_metrics(path).problems == ()
 
 
-def test_a_damaged_line_inside_is_named(tmp_path):
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{oops",
+        b"[" * 100_000,
+        b'{"phase": "train", "step": 2, "attempt": 1, "at": "", "values": {"x": 1%s}}'
+        % (b"0" * 400),
+    ],
+    ids=["no json", "nested too deep", "an integer that no float holds"],
+)
+def test_a_damaged_line_inside_is_named(tmp_path, line):
     path = tmp_path / "metrics.jsonl"
     write(path, ("train", 1, 1, 0.1))
-    path.write_bytes(b"{oops\n" + path.read_bytes())
+    path.write_bytes(line + b"\n" + path.read_bytes())
     assert values(path, "train") == [(1, 0.1)]
     assert read_metrics(path).problems == (f"{path}:1: not a metrics row",)
 

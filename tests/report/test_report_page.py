@@ -217,6 +217,17 @@ def test_an_output_that_cannot_be_written_is_a_usage_error(tmp_path):
         report(run.root, output=tmp_path / "file" / "index.html")
 
 
+def test_a_file_that_is_no_page_is_not_replaced(tmp_path):
+    run = make_run(tmp_path / "run", start=False)
+    plan = run.plan.read_bytes()
+    for output in (run.plan, Path()):
+        with pytest.raises(UsageError, match=r"E604.*no page"):
+            report(run.root, output=output)
+    assert run.plan.read_bytes() == plan
+    page = tmp_path / "page.html"
+    assert report(run.root, output=page).path == report(run.root, output=page).path
+
+
 def test_without_matplotlib_the_command_names_what_to_install(tmp_path):
     run = make_run(tmp_path / "run", start=False)
     program = (

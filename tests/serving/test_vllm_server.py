@@ -148,7 +148,11 @@ def test_the_command_line_holds_no_secret_and_puts_the_token_check_in_front(quic
     assert middleware[-1] == "miles_olmo.rollout.auth.BearerAuth"
     assert "--enable-return-routed-experts" in command.argv
     assert command.argv[command.argv.index("--host") + 1] == "127.0.0.1"
-    assert not any("TOKEN" in name or "KEY" in name for name in command.environment)
+    assert not any(
+        value for name, value in command.environment.items() if "TOKEN" in name or "KEY" in name
+    )
+    # A key of the user's own would make vLLM refuse every request that has the run's token.
+    assert command.environment["VLLM_API_KEY"] == ""
 
 
 def test_the_cache_holds_every_sequence_of_a_full_batch(quickstart):

@@ -73,5 +73,5 @@ def report(
         )
     from miles_olmo.report.writing import write_report
 
-    page = output or directory / "report" / "index.html"
+    page = directory / "report" / "index.html" if output is None else output
     return write_report([series_files.read_series(path) for path in directories], page, png=png)

@@ -24,6 +24,8 @@ from miles_olmo.launch.summary import (
 )
 
 RUNS_SCHEMA = "miles-olmo/runs/v1"
+NUM_PROBLEMS = 20
+"""Damaged records that are listed; the rest are counted."""
 
 
 @click.command("status")
@@ -120,7 +122,10 @@ def _troubles(status: RunStatus) -> list[str]:
     if status.outcome in ("crashed", "failed", "cancelled"):
         lines.append(f"continue it: miles launch --resume {status.run_id}")
     lines += _warnings(status)
-    return lines + [f"damaged: {problem}" for problem in status.problems]
+    lines += [f"damaged: {problem}" for problem in status.problems[:NUM_PROBLEMS]]
+    if len(status.problems) > NUM_PROBLEMS:
+        lines.append(f"damaged: {len(status.problems) - NUM_PROBLEMS:,} more (all with --json)")
+    return lines
 
 
 def _warnings(status: RunStatus) -> list[str]:

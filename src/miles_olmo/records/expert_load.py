@@ -79,7 +79,7 @@ def _parse(line: bytes) -> ExpertLoad | None:
         value: Any = json.loads(line)
         load_LE = tuple(tuple(float(load) for load in layer) for layer in value["load_LE"])
         row = ExpertLoad(value["step"], value["attempt"], load_LE)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     sizes = {len(layer) for layer in row.load_LE}
     finite = all(math.isfinite(load) for layer in row.load_LE for load in layer)

@@ -122,16 +122,19 @@ def _parse(line: bytes) -> MetricRow | None:
         row = MetricRow(
             value["phase"], value["step"], value["attempt"], value["at"], value["values"]
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     is_row = row.phase in get_args(Phase) and type(row.step) is int and type(row.attempt) is int
     return row if is_row and isinstance(row.at, str) and _are_numbers(row.values) else None
 
 
 def _are_numbers(values: Any) -> bool:
-    return isinstance(values, dict) and all(
-        type(value) in (int, float) and math.isfinite(value) for value in values.values()
-    )
+    if not isinstance(values, dict):
+        return False
+    try:
+        return all(type(v) in (int, float) and math.isfinite(v) for v in values.values())
+    except OverflowError:  # an integer that no float holds
+        return False
 
 
 def _finite(name: str, value: Any, phase: str, step: int) -> float:

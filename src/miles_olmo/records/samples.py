@@ -54,7 +54,7 @@ def read_samples(path: Path) -> list[Sample]:
         try:
             row = json.loads(line.decode("utf-8", "surrogatepass"))
             samples.append(Sample(**{name: row[name] for name in names}))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(
                 "E533",
                 f"{path}:{number} is not a sample",

@@ -93,7 +93,7 @@ def _plan_content(run: RunDirectory) -> dict[str, Any]:
     """Damage is no error here: `read_status` has reported it."""
     try:
         content = json.loads(run.plan.read_bytes())["content"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 

@@ -193,7 +193,7 @@ def _read_json(path: Path, problems: list[str]) -> dict[str, Any]:
         value = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problems.append(f"{path}: {error}")
         return {}
     return value if isinstance(value, dict) else {}

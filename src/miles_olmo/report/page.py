@@ -24,6 +24,8 @@ NUM_SAMPLES = 6
 """Answers shown of a run, from the best to the worst."""
 LONGEST_TEXT = 1500
 """Characters of a prompt or an answer; longer ones are cut, with the number left out."""
+DOCTYPE = "<!doctype html>"
+"""How every page begins."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -59,7 +61,7 @@ def render_page(runs: Sequence[RunSeries], drawn: Sequence[DrawnPlot]) -> str:
         body.append("</div>")
     body += [*_counters(runs), *_samples(runs), *_facts(runs)]
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'{DOCTYPE}\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{text(title)} · miles report</title><style>{_style()}</style></head>\n"

@@ -12,7 +12,7 @@ from miles_olmo.base.files import write_atomic
 from miles_olmo.records.series import RunSeries
 from miles_olmo.report.drawing import draw, drawing_style, to_png, to_svg
 from miles_olmo.report.notes import has_data, why_empty
-from miles_olmo.report.page import DrawnPlot, render_page
+from miles_olmo.report.page import DOCTYPE, DrawnPlot, render_page
 from miles_olmo.report.plots import PLOTS, Plot
 
 REPORT_SCHEMA = "miles-olmo/report/v1"
@@ -52,8 +52,10 @@ def write_report(runs: Sequence[RunSeries], output: Path, *, png: bool = False) 
         png: Also write `<plot>.png` beside the page, for each plot with data.
 
     Raises:
-        UsageError: E604, the page or an image cannot be written.
+        UsageError: E604, the page or an image cannot be written, or the page would replace a file
+            that is none.
     """
+    _require_page(output)
     drawn, results = [], []
     with drawing_style():
         for plot in PLOTS:
@@ -79,6 +81,25 @@ def write_report(runs: Sequence[RunSeries], output: Path, *, png: bool = False) 
 def _note(plot: Plot, series: RunSeries, runs: Sequence[RunSeries]) -> str:
     reason = why_empty(plot, series)
     return reason if len(runs) == 1 else f"{series.status.run_id}: {reason}"
+
+
+def _require_page(output: Path) -> None:
+    """Refuse to replace a file that is no page, such as a record of the run, before drawing."""
+    try:
+        with output.open("rb") as file:
+            found = file.read(len(DOCTYPE))
+    except OSError:
+        if output.name:
+            return  # absent, or named when it is written
+        found = b""
+    if found.lower() != DOCTYPE.encode():
+        raise UsageError(
+            "E604",
+            f"cannot write {output}: it is there and no page",
+            why="what it holds would be lost",
+            fix="name another file with --output, or remove it",
+            path=str(output),
+        )
 
 
 def _write(path: Path, data: bytes) -> None:

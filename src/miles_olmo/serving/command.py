@@ -58,6 +58,8 @@ def server_command(
         argv.append("--enable-return-routed-experts")
     environment = {
         "VLLM_SERVER_DEV_MODE": "1",  # the control endpoints; BearerAuth stands before them
+        "VLLM_API_KEY": "",  # a user's own would be asked for behind ours, and no request has it
+        "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH": "0",  # a server without an engine ends, and is replaced
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
