@@ -9,8 +9,9 @@ processes, engines, checks and records, and TRL in one process (`trl_grpo.py`): 
 same order, same batch, objective, optimizer and bounds; every process with one thread.
 
 Prints one JSON document: command, machine, and per seed and side the steps until the mean reward of
-10 steps reaches 0.8, the seconds from the start of the first step to the end of that one, and the
-median step. Exits with 1 if our median is above TRL's.
+10 steps reaches 0.8, the seconds from the start of the first step to the end of that one, the median
+step, and the processor time of all processes per step, which other load on the machine changes far less.
+Exits with 1 if our median is above TRL's.
 """
 
 from __future__ import annotations
@@ -116,8 +117,11 @@ def run_ours(directory: Path, seed: int, engines: int) -> dict[str, Any]:
     manifest, runs = our_manifest(directory, seed, engines), directory / "runs"
     run = runs / manifest.stem
     process = miles("launch", manifest, "--name", manifest.stem, "--runs", runs)
+    used: list[tuple[int, float]] = []  # steps done, processor seconds so far
     while process.poll() is None and not reached(step_rewards(run)):
         time.sleep(POLL_SECONDS)
+        if steps := len(step_rewards(run)):
+            used.append((steps, cpu_seconds(process.pid)))
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     process.wait()
@@ -126,12 +130,25 @@ def run_ours(directory: Path, seed: int, engines: int) -> dict[str, Any]:
     started = moment(saved[0]["at"])
     ends = [(moment(row.at) - started).total_seconds() for row in rows]
     result = summary(step_rewards(run), ends)
+    (first, before), (last, after) = used[0], used[-1]
+    result["cpu_step_seconds"] = round((after - before) / max(last - first, 1), 4)
     phases = ("rollout", "train", "publish")
     result["phase_seconds"] = {
         name: round(statistics.median(row.values[f"perf/{name}_time"] for row in rows), 4)
         for name in phases
     }
     return result
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process and all below it, from Linux's /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:  # it ended meanwhile
+        return 0.0
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 def is_start(event: dict[str, Any]) -> bool:
@@ -162,7 +179,9 @@ def run_trl(directory: Path, seed: int, python: str, threads: int) -> dict[str, 
     command = [python, str(HERE / "trl_grpo.py"), str(job)]
     subprocess.run(command, check=True, stdout=sys.stderr, env=environment)
     measured = json.loads(report.read_text())
-    return summary(measured["rewards"], measured["seconds"]) | {"versions": measured["versions"]}
+    result = summary(measured["rewards"], measured["seconds"])
+    result["cpu_step_seconds"] = round(measured["cpu_step_seconds"], 4)
+    return result | {"versions": measured["versions"]}
 
 
 def trl_settings(directory: Path, manifest: Manifest) -> dict[str, Any]:
@@ -259,7 +278,7 @@ def main() -> int:
     medians = {
         side: {
             key: statistics.median(result[side][key] or float("inf") for result in results)
-            for key in ("steps", "seconds", "step_seconds")
+            for key in ("steps", "seconds", "step_seconds", "cpu_step_seconds")
         }
         for side in ("ours", "trl")
     }

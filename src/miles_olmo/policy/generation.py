@@ -285,7 +285,7 @@ def _routes(sequence: _Sequence, module: PortableModel, dtype: type) -> np.ndarr
         return np.zeros((0, module.n_layers, module.router.top_k), dtype)
     if not sequence.later_routes:
         return sequence.prefix_routes.copy()
-    return np.concatenate([sequence.prefix_routes, np.stack(sequence.later_routes)])
+    return np.concatenate([sequence.prefix_routes, *(row[None] for row in sequence.later_routes)])
 
 
 def _finish_reason(sequence: _Sequence) -> FinishReason | None:
