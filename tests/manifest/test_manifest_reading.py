@@ -48,6 +48,13 @@ def test_a_valid_manifest_is_read_with_positions(quickstart):
         ("count = 2", "count = 0", "E007", "engines.count is 0", "at least 1"),
         ("low = 0.2", "low = nan", "E007", "clip.low is nan", ""),
         ("low = 0.2", "low = 1.5", "E007", "clip.low is 1.5", "at most 1"),
+        (
+            "[train.packing]",
+            "[train.parallel]\ntimeout_seconds = 1e30\n[train.packing]",
+            "E007",
+            "timeout_seconds is 1e+30",
+            "at most 604800",
+        ),
         ("seed = 0", "seed = 9007199254740992", "E007", "more than 53 bits", "below"),
         ('name = "quickstart"', 'name = "Quick Start"', "E007", "'Quick Start'", "such a name"),
         (

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import textwrap
 import time
@@ -13,7 +14,7 @@ from miles_olmo.base.errors import EngineError
 from miles_olmo.base.processes import descendants
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.serving.command import ServerCommand, kv_cache_gib, server_command
-from miles_olmo.serving.server import VllmServer, check_description, free_port
+from miles_olmo.serving.server import VllmServer, check_description, free_port, port_was_taken
 
 ANSWERING = """
     import http.server, sys, threading, time
@@ -53,6 +54,18 @@ def test_a_server_that_ends_while_it_starts_is_quoted(started):
         server.wait_until_answering(20)
     assert "RuntimeError: no such kernel" in caught.value.why
     assert caught.value.details["last_lines"] == ["loading", "RuntimeError: no such kernel"]
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_a_port_that_another_program_took_is_told_from_other_failures(started, is_taken):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1] if is_taken else 0
+        server = started(
+            f"import socket, sys; socket.socket().bind(('127.0.0.1', {port})); sys.exit('no kernel')"
+        )
+        with pytest.raises(EngineError, match="E210") as caught:
+            server.wait_until_answering(20)
+    assert port_was_taken(caught.value) == is_taken
 
 
 def test_a_server_that_never_answers_is_given_up_in_time(started):

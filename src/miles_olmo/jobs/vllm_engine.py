@@ -13,7 +13,7 @@ from miles_olmo.policy.served import write_served
 from miles_olmo.records.receipts import utc_now
 from miles_olmo.rollout.registry import EngineEntry, register
 from miles_olmo.serving.command import server_command
-from miles_olmo.serving.server import VllmServer, check_description, free_port
+from miles_olmo.serving.server import VllmServer, check_description, free_port, port_was_taken
 
 PORT_TRIES = 3
 """Another program may take a free port before the server binds it."""
@@ -61,8 +61,7 @@ def _started(context: JobContext) -> VllmServer:
             return server
         except EngineError as error:
             server.stop()
-            taken = any("address already in use" in line for line in error.details["last_lines"])
-            if last or context.port or not taken:
+            if last or context.port or not port_was_taken(error):
                 raise
         except BaseException:
             server.stop()

@@ -257,8 +257,8 @@ class Parallel(Section):
     """Replicas of the policy; each trains packs of its own."""
     expert: PositiveInt = 1
     """Processes that the experts of one replica are spread over; divides num_experts."""
-    timeout_seconds: PositiveFloat = 300.0
-    """Longest wait of a trainer process for the others inside one operation."""
+    timeout_seconds: Annotated[float, Field(gt=0, le=604_800, allow_inf_nan=False)] = 300.0
+    """Longest wait of a trainer process for the others inside one operation; at most a week."""
     tensor: PositiveInt = 1
     """Only 1 works."""
     pipeline: PositiveInt = 1

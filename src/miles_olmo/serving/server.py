@@ -175,6 +175,11 @@ def free_port(host: str) -> int:
         return probe.getsockname()[1]
 
 
+def port_was_taken(error: EngineError) -> bool:
+    """Whether a server did not start because another program listens on its port."""
+    return any("address already in use" in line.lower() for line in error.details["last_lines"])
+
+
 def check_description(manifest: Manifest, version: Any, described: dict[str, Any]) -> None:
     """Whether a server is what the plan asked for, before it is announced.
 
