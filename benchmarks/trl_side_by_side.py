@@ -11,7 +11,7 @@ same order, same batch, objective, optimizer and bounds; every process with one 
 Prints one JSON document: command, machine, and per seed and side the steps until the mean reward of
 10 steps reaches 0.8, the seconds from the start of the first step to the end of that one, the median
 step, and the processor time of all processes per step, which other load on the machine changes far less.
-Exits with 1 if our median is above TRL's.
+Exits with 1 if the median over seeds of our seconds / TRL's is above 1.
 """
 
 from __future__ import annotations
@@ -283,7 +283,8 @@ def main() -> int:
         for side in ("ours", "trl")
     }
     ratios = [r["ours"]["seconds"] / r["trl"]["seconds"] for r in results] if complete else []
-    passed = complete and medians["ours"]["seconds"] <= medians["trl"]["seconds"]
+    # Of pairs: the two sides of a seed ran one after the other, so the same load slowed both.
+    passed = complete and statistics.median(ratios) <= 1
     report = {
         "benchmark": "trl_side_by_side",
         "command": " ".join(["python", *sys.argv]),

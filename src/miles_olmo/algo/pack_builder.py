@@ -182,14 +182,14 @@ def _trajectory_routes(trajectory: Trajectory) -> torch.Tensor | None:
         np.full((len(s.ids), *layers_and_k), NO_ROUTE) if s.routes is None else s.routes
         for s in trajectory.segments
     ]
-    routes_TLK = torch.from_numpy(np.concatenate(rows).astype(np.int64))
+    routes_TLK = np.concatenate(rows).astype(np.int64)
     routes_TLK[-1] = NO_ROUTE  # the last token is never an input
-    missing_TLK = routes_TLK == NO_ROUTE
-    partly_T = missing_TLK.flatten(1).any(1) & ~missing_TLK.flatten(1).all(1)
-    if bool(partly_T.any()):
-        position = int(partly_T.nonzero()[0])
+    missing_TX = (routes_TLK == NO_ROUTE).reshape(len(routes_TLK), -1)
+    partly_T = missing_TX.any(1) & ~missing_TX.all(1)
+    if partly_T.any():
+        position = int(partly_T.argmax())
         raise _inconsistent(trajectory, f"the routes of token {position} are recorded in part")
-    return routes_TLK
+    return torch.from_numpy(routes_TLK)
 
 
 def _join_routes(sequences: Sequence[TrainingSequence]) -> torch.Tensor | None:
