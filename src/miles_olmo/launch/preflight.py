@@ -10,7 +10,7 @@ from pathlib import Path
 from miles_olmo.base.errors import LaunchError, UsageError
 from miles_olmo.launch.commands import engine_port
 from miles_olmo.launch.environment import (
-    installed_vllm,
+    installed_version,
     is_supported_vllm,
     missing_distributions,
     pip_line,
@@ -73,11 +73,11 @@ def _check_extras(plan: RunPlan) -> None:
 
 def _check_vllm() -> None:
     """vLLM is there, in a version that was tested, and will find this project's plug-in."""
-    name, version = installed_vllm()
+    version = installed_version("vllm")
     if version is None:
         found = "vLLM is not installed"
     elif not is_supported_vllm(version):
-        found = f"{name} {version} is installed"
+        found = f"vLLM {version} is installed"
     elif not plugin_is_visible():
         found = (
             "vLLM would not find miles-olmo's plug-in: miles-olmo is not installed, only importable"

@@ -148,7 +148,9 @@ def _checkpoint_step(run: RunDirectory, step: int | None) -> int:
             f"the run {run.run_id} has no checkpoint"
             + ("" if step is None else f" of step {step}"),
             why=shown,
-            fix="name one of those with --step" if steps else "wait for the first checkpoint",
+            fix="name one of those with --step"
+            if steps
+            else "let the run reach its first one (checkpoint.every_steps)",
             steps=steps,
         )
     return steps[-1] if step is None else step

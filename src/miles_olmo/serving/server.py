@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ from miles_olmo.wire import protocol
 from miles_olmo.wire.protocol import SUPPORTED_VLLM, release_number
 
 LAST_LINES = 30
+_CAUSE = re.compile(r"\w+Error\b|died unexpectedly|out of memory|Killed")
+"""Lines of the server's output that say why it ended; much may follow them."""
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the job ends."""
@@ -48,6 +51,7 @@ class VllmServer:
         self.host, self.port = host, port
         self._token = token
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._causes: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._child = subprocess.Popen(
             command.argv,
             env={**os.environ, **command.environment},
@@ -136,6 +140,8 @@ class VllmServer:
         assert self._child.stdout is not None
         for line in self._child.stdout:
             self._lines.append(line.rstrip("\n"))
+            if _CAUSE.search(line):
+                self._causes.append(line.strip())
             sys.stdout.write(line)
             sys.stdout.flush()
 
@@ -156,8 +162,8 @@ class VllmServer:
     def _error(self, code: str, what: str) -> EngineError:
         self._reader.join(timeout=1.0)  # what it wrote last may still be in the pipe
         lines = list(self._lines)
-        causes = [line for line in lines if "Error" in line]
-        shown = (causes or lines or ["it wrote nothing"])[-1].strip()
+        died = [line for line in self._causes if "died unexpectedly" in line]
+        shown = (died or list(self._causes) or lines or ["it wrote nothing"])[-1].strip()
         return EngineError(
             code,
             what,
