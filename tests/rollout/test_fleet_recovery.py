@@ -108,6 +108,46 @@ def test_a_restarted_engine_gets_the_current_version_before_it_is_used(directory
         asyncio.run(main(victim))
 
 
+def test_a_publication_waits_for_the_only_engine_when_it_may_be_restarted(directory, publications):
+    async def main(victim):
+        async with fleet(directory, max_restarts=1, startup_seconds=20.0) as client:
+            await client.wait_ready()
+            await client.publish(publications[0])
+            victim.kill()
+            victim.wait()
+            task = asyncio.create_task(client.publish(publications[1]))
+            await asyncio.sleep(0.3)
+            assert not task.done()
+            restart = engine_process(directory, 0, attempt=2)
+            await asyncio.to_thread(restart.__enter__)
+            try:
+                await task
+                await client.audit(publications[1])
+                assert client.counters["engines_returned"] == 1
+                await sample(client)
+            finally:
+                restart.__exit__(None, None, None)
+
+    with engine_process(directory, 0) as victim:
+        asyncio.run(main(victim))
+
+
+def test_a_publication_ends_when_the_only_engine_never_comes_back(directory, publications):
+    async def main(victim):
+        async with fleet(directory, max_restarts=1, startup_seconds=1.0) as client:
+            await client.wait_ready()
+            await client.publish(publications[0])
+            victim.kill()
+            victim.wait()
+            start = time.monotonic()
+            with pytest.raises(EngineError, match=r"E224.*version 2 reached nobody"):
+                await client.publish(publications[1])
+            assert time.monotonic() - start < 4
+
+    with engine_process(directory, 0) as victim:
+        asyncio.run(main(victim))
+
+
 def test_a_publication_leaves_out_an_engine_that_may_be_restarted(directory, publications):
     async def main(victim):
         async with fleet(directory, count=2, max_restarts=1, startup_seconds=20.0) as client:

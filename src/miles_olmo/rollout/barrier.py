@@ -50,8 +50,19 @@ class Barrier:
             raise
         members = await self._each(members, "resume", version, resume)
         for member in members:
+            await self._probe(member, version)
+        if not self._fleet.in_state("ready"):
+            await self._upkeep.wait_for_one(publication)
+
+    async def _probe(self, member: Member, version: int) -> None:
+        """A first answer that fails a check is an error; an engine that dies over it may come back."""
+        try:
             await self._upkeep.probe(member, version)
-        for member in members:
+        except TransportFault as fault:
+            if not await self._may_be_excluded(member, fault):
+                raise
+            self._upkeep.counters["engines_excluded"] += 1
+        else:
             member.state = "ready"
 
     async def _targets(self, version: int) -> list[Member]:
@@ -74,7 +85,7 @@ class Barrier:
         version: int,
         function: Callable[[Member], Awaitable[None]],
     ) -> list[Member]:
-        """One step on all engines at once; returns those that did it."""
+        """One step on all engines at once; returns those that did it, none if all may be restarted."""
         results = await asyncio.gather(
             *(function(member) for member in members), return_exceptions=True
         )
@@ -88,8 +99,6 @@ class Barrier:
                 self._upkeep.counters["engines_excluded"] += 1
             else:
                 raise publishing.failure(member.entry, step, version, error) from error
-        if not done:
-            raise self._upkeep.no_engine(f"version {version} reached nobody")
         return done
 
     async def _may_be_excluded(self, member: Member, error: EngineError) -> bool:

@@ -190,7 +190,7 @@ class FleetClient:
         """Bring every engine to a version; a barrier: no sequence runs while it happens.
 
         An engine that is down is left out (and counted) if it may be restarted; it gets the
-        version when it is back. Any other failure leaves the version before as the current one.
+        version when it is back, and if all are down this waits for one, at most startup_seconds. Any other failure leaves the version before as the current one.
 
         Raises:
             EngineError: E250 or E252, an engine did not take it; E224, no engine left; E24x, an

@@ -115,6 +115,19 @@ class Upkeep:
                 raise self.no_engine(f"group {request.group_id} cannot be sampled")
             await asyncio.sleep(POLL_SECONDS)
 
+    async def wait_for_one(self, publication: Publication) -> None:
+        """Wait until an engine is back and serves a version that reached nobody.
+
+        Raises:
+            EngineError: E224, none came back within startup_seconds.
+        """
+        deadline = time.monotonic() + self.settings.startup_seconds
+        while not self.fleet.in_state("ready"):
+            if time.monotonic() >= deadline:
+                raise self.no_engine(f"version {publication.version} reached nobody")
+            await self._bring_back(publication)
+            await asyncio.sleep(POLL_SECONDS)
+
     async def _bring_back(self, publication: Publication) -> None:
         """Bring restarted engines to the current version before they are used."""
         if self._bringing_back.locked() and self.fleet.in_state("ready"):
