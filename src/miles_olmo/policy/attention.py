@@ -122,7 +122,7 @@ def attend_cached(
     last `window` of these.
 
     C is the padded length that all N sequences share. With exact rules each query is repeated to
-    `min_rows` rows, so that the products have the shape-independent form of `attend_documents`.
+    `query_rows` rows, so that the products have the shape-independent form of `attend_documents`.
 
     Returns:
         The attended values `[N, H * D]`.
@@ -135,7 +135,7 @@ def attend_cached(
     bias = torch.zeros(visible_NC.shape, dtype=q_NHD.dtype, device=q_NHD.device)
     bias_N11C = bias.masked_fill_(~visible_NC, -math.inf)[:, None, None]
     # A copy, because the batched product walks matrix by matrix over rows of stride 0.
-    q = q_NHD[:, :, None].expand(num, heads, rules.min_rows, head_dim).contiguous()
+    q = q_NHD[:, :, None].expand(num, heads, rules.query_rows(head_dim), head_dim).contiguous()
     if rules.exact:
         out = attend_blocked(q, k_NGCD, v_NGCD, bias_N11C, rules.key_block)
     else:

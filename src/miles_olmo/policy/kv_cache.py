@@ -132,6 +132,14 @@ class DecodeView:
         by_length: dict[int, list[int]] = defaultdict(list)
         for row, position in enumerate(positions):
             by_length[rules.padded(position + 1)].append(row)
+        for rows in by_length.values():  # by slot: neighbours in the cache need not be gathered
+            rows.sort(key=slots.__getitem__)
+        self._runs = [
+            slice(slots[rows[0]], slots[rows[0]] + len(rows))
+            if slots[rows[-1]] - slots[rows[0]] == len(rows) - 1
+            else None
+            for _, rows in sorted(by_length.items())
+        ]
         self._groups = [(length, torch.tensor(rows)) for length, rows in sorted(by_length.items())]
         order = torch.cat([rows for _, rows in self._groups])
         restore = torch.empty_like(order)
@@ -160,13 +168,17 @@ class DecodeView:
             layer, self._slots_N, self._positions_N, k_TGD[:count], v_TGD[:count]
         )
         outputs = []
-        for length, rows in self._groups:
-            slots = self._slots_N[rows]
+        for (length, rows), run in zip(self._groups, self._runs, strict=True):
+            cached = [
+                stored[run, :, :length]
+                if run
+                else stored[:, :, :length].index_select(0, self._slots_N[rows])
+                for stored in (keys, values)
+            ]
             outputs.append(
                 attend_cached(
                     q_THD[rows],
-                    keys[slots, :, :length],
-                    values[slots, :, :length],
+                    *cached,
                     self._positions_N[rows] + 1,
                     self._rules,
                     window,

@@ -32,13 +32,21 @@ class NumericRules:
     exact: bool
     """Use the blocked attention formula instead of the fused kernel."""
     min_rows: int
-    """Fewest rows of an expert group, of a query block and of the output head."""
+    """Fewest rows of an expert group and of the output head."""
     row_multiple: int
     """A pass over tokens has a multiple of this many rows."""
     document_multiple: int
     """Documents are padded to a multiple of this many tokens inside attention."""
     key_block: int
     """Keys per partial sum of attention; a multiple of document_multiple."""
+
+    def query_rows(self, head_dim: int) -> int:
+        """Rows that one query is repeated to when it is attended alone.
+
+        Batches of small products are settled with far fewer rows: measured, a row has its final bits from 2
+        rows on for head_dim 32, from 3 for 64, from 6 for 128. Twice that or more is used.
+        """
+        return min(self.min_rows, max(4, -(-head_dim // 8)))
 
     def missing_rows(self, num_rows: int) -> int:
         """Padding rows that a pass over `num_rows` tokens needs."""
