@@ -169,16 +169,17 @@ class DecodeView:
         )
         outputs = []
         for (length, rows), run in zip(self._groups, self._runs, strict=True):
-            cached = [
-                stored[run, :, :length]
-                if run
-                else stored[:, :, :length].index_select(0, self._slots_N[rows])
-                for stored in (keys, values)
-            ]
+            if run is None:
+                slots = self._slots_N[rows]
+                k = keys[:, :, :length].index_select(0, slots)
+                v = values[:, :, :length].index_select(0, slots)
+            else:
+                k, v = keys[run, :, :length], values[run, :, :length]
             outputs.append(
                 attend_cached(
                     q_THD[rows],
-                    *cached,
+                    k,
+                    v,
                     self._positions_N[rows] + 1,
                     self._rules,
                     window,
