@@ -21,13 +21,13 @@ from typing import Any
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.core_completions import EngineLimits
 from miles_olmo.rollout.core_scheduler import Scheduler
-from miles_olmo.rollout.weight_update import WeightUpdate
+from miles_olmo.rollout.weight_update import ServedVersion, WeightUpdate
 from miles_olmo.wire.generation import EngineModel, SampledSequence, SamplingRequest
 
 PAUSE_MODES = ("abort", "wait", "keep")
 
 
-class CoreEngine:
+class CoreEngine(ServedVersion):
     """One served policy. All methods belong to the event loop.
 
     Args:
@@ -42,15 +42,11 @@ class CoreEngine:
         limits: EngineLimits,
         on_failure: Callable[[EngineError], None] = lambda error: None,
     ) -> None:
+        super().__init__()
         self.limits = limits
-        self.version: int | None = None
         self._model = model
         self._scheduler = Scheduler(model, on_failure)
         self._names: frozenset[str] | None = None
-        self._update: WeightUpdate | None = None
-        self._updating = asyncio.Lock()
-        self._running = asyncio.Event()
-        self._running.set()
 
     def start(self) -> None:
         self._scheduler.start()
@@ -89,26 +85,6 @@ class CoreEngine:
         except asyncio.CancelledError:
             self._scheduler.drop(job)
             raise
-
-    async def _admit(self) -> None:
-        while True:
-            if self.version is None:
-                raise EngineError(
-                    "E206",
-                    "the engine has no weights yet",
-                    why="no version was completed since it started",
-                    fix="publish a version first",
-                )
-            if self._running.is_set() and self._update is None:
-                return
-            if self._running.is_set():
-                raise EngineError(
-                    "E207",
-                    "a weight update is in progress",
-                    why="the engine is not paused, so the request cannot wait for it",
-                    fix="send it again after /finish_weight_update",
-                )
-            await self._running.wait()
 
     async def pause(self, mode: str, *, clear_cache: bool) -> None:
         """Stop admitting; abort, finish (wait) or freeze (keep) what is unfinished."""
@@ -182,16 +158,6 @@ class CoreEngine:
 
     async def checksums(self) -> dict[str, str]:
         return await self._scheduler.call(self._model.checksums)
-
-    def _open_update(self) -> WeightUpdate:
-        if self._update is None:
-            raise EngineError(
-                "E208",
-                "no weight update is open",
-                why="it was not started, was refused, or was given up by /resume",
-                fix="call /start_weight_update first",
-            )
-        return self._update
 
     def _check_idle(self) -> None:
         if self.num_unfinished:

@@ -1,10 +1,11 @@
-"""An announced weight update: which tensors of a version were named so far, and whether all were.
+"""The version an engine serves and the update that is announced to it: which tensors were named so far.
 
-Both kinds of engine use it, so that they refuse the same updates with the same words.
+Both kinds of engine use this, so that they admit and refuse alike, with the same words.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,6 +61,55 @@ class WeightUpdate:
                 missing=missing,
             )
         return self.version
+
+
+class ServedVersion:
+    """The version that an engine serves, and who may sample from it. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        """None before the first completed version."""
+        self._update: WeightUpdate | None = None
+        self._updating = asyncio.Lock()
+        self._running = asyncio.Event()
+        self._running.set()
+
+    async def _admit(self) -> None:
+        """Let a request sample now; one that comes during a pause waits for its end.
+
+        Raises:
+            EngineError: E206, no version yet; E207, an update is open and nothing is paused.
+        """
+        while True:
+            if not self._running.is_set():
+                await self._running.wait()
+            elif self.version is None:
+                raise EngineError(
+                    "E206",
+                    "the engine has no weights yet",
+                    why="no version was completed since it started",
+                    fix="publish a version first",
+                )
+            elif self._update is not None:
+                raise EngineError(
+                    "E207",
+                    "a weight update is in progress",
+                    why="the engine is not paused, so the request cannot wait for it",
+                    fix="send it again after /finish_weight_update",
+                )
+            else:
+                return
+
+    def _open_update(self) -> WeightUpdate:
+        """Raises: EngineError: E208, there is none."""
+        if self._update is None:
+            raise EngineError(
+                "E208",
+                "no weight update is open",
+                why="it was not started, was refused, or was given up by /resume",
+                fix="call /start_weight_update first",
+            )
+        return self._update
 
 
 def _update_fields(info: Any) -> tuple[list[str], list[str], dict[str, str], int]:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs
 
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.auth import App, Message, Receive, Scope, Send
-from miles_olmo.rollout.weight_update import WeightUpdate
+from miles_olmo.rollout.weight_update import ServedVersion, WeightUpdate
 from miles_olmo.wire import protocol
 from miles_olmo.wire.publication import EXPECTED_NAME, read_expected
 
@@ -37,19 +37,15 @@ ABORT_AGAIN_SECONDS = 0.05
 Handler = Callable[["VersionGate", Scope, Receive, Send], Awaitable[None]]
 
 
-class VersionGate:
+class VersionGate(ServedVersion):
     """State of one served policy, in the server's process. One event loop, no locks but `_updating`."""
 
     def __init__(self, app: App) -> None:
+        super().__init__()
         self._app = app
         self._expected = frozenset(
             read_expected(Path(os.environ[DIRECTORY_VARIABLE]) / EXPECTED_NAME)
         )
-        self.version: int | None = None
-        self._update: WeightUpdate | None = None
-        self._updating = asyncio.Lock()
-        self._running = asyncio.Event()
-        self._running.set()
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -79,26 +75,6 @@ class VersionGate:
             self._in_flight -= 1
             if not self._in_flight:
                 self._idle.set()
-
-    async def _admit(self) -> None:
-        while True:
-            if self.version is None and self._running.is_set():
-                raise EngineError(
-                    "E206",
-                    "the engine has no weights yet",
-                    why="no version was completed since it started",
-                    fix="publish a version first",
-                )
-            if self._running.is_set() and self._update is None:
-                return
-            if self._running.is_set():
-                raise EngineError(
-                    "E207",
-                    "a weight update is in progress",
-                    why="the engine is not paused, so the request cannot wait for it",
-                    fix="send it again after /finish_weight_update",
-                )
-            await self._running.wait()
 
     # Pausing
 
@@ -187,16 +163,6 @@ class VersionGate:
                     flush=True,
                 )
         await _respond(send, status, body)
-
-    def _open_update(self) -> WeightUpdate:
-        if self._update is None:
-            raise EngineError(
-                "E208",
-                "no weight update is open",
-                why="it was not started, was refused, or was given up by /resume",
-                fix="call /start_weight_update first",
-            )
-        return self._update
 
     async def _give_up(self, scope: Scope) -> dict[str, Any] | None:
         self._update = None
