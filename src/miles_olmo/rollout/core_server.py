@@ -201,6 +201,7 @@ class CoreServer:
             access_log=False,
             log_level="warning",
             lifespan="on",
+            http="httptools",
             ws="none",
             timeout_keep_alive=600,  # clients close idle connections, never the server under them
             timeout_graceful_shutdown=2,
