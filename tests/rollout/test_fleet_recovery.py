@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import time
 
@@ -23,6 +24,17 @@ async def sample(client, count=6, **fields):
     return token_ids(
         await asyncio.gather(*(client.generate_group(group(i, **fields)) for i in range(count)))
     )
+
+
+@contextlib.asynccontextmanager
+async def restarted(directory):
+    """Engine 0 in its second process, started while the event loop goes on."""
+    engine = engine_process(directory, 0, attempt=2)
+    await asyncio.to_thread(engine.__enter__)
+    try:
+        yield
+    finally:
+        engine.__exit__(None, None, None)
 
 
 def test_an_engine_killed_in_mid_generation_is_replaced_by_the_others(directory, publications):
@@ -92,17 +104,13 @@ def test_a_restarted_engine_gets_the_current_version_before_it_is_used(directory
             await asyncio.sleep(0.1)
             victim.kill()
             victim.wait()
-            restart = engine_process(directory, 0, attempt=2)
-            await asyncio.to_thread(restart.__enter__)
-            try:
+            async with restarted(directory):
                 assert await task == expected
                 assert client.counters["engines_lost"] == client.counters["engines_returned"] == 1
                 url = read_registry(directory)[0].url
                 assert call(url, "GET", "/weight_version", token=TOKEN)[1] == {"weight_version": 2}
                 await client.audit(publications[1])
                 await client.publish(publications[0])
-            finally:
-                restart.__exit__(None, None, None)
 
     with engine_process(directory, 0, step_seconds=0.01) as victim:
         asyncio.run(main(victim))
@@ -118,15 +126,11 @@ def test_a_publication_waits_for_the_only_engine_when_it_may_be_restarted(direct
             task = asyncio.create_task(client.publish(publications[1]))
             await asyncio.sleep(0.3)
             assert not task.done()
-            restart = engine_process(directory, 0, attempt=2)
-            await asyncio.to_thread(restart.__enter__)
-            try:
+            async with restarted(directory):
                 await task
                 await client.audit(publications[1])
                 assert client.counters["engines_returned"] == 1
                 await sample(client)
-            finally:
-                restart.__exit__(None, None, None)
 
     with engine_process(directory, 0) as victim:
         asyncio.run(main(victim))
