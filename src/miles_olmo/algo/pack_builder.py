@@ -55,7 +55,7 @@ class TrainingSequence:
         """Required rows that were recorded."""
         if self.routes_TLK is None:
             return 0
-        return int((self.routes_TLK[:-1, 0, 0] != NO_ROUTE).sum())
+        return int(np.count_nonzero(self.routes_TLK.numpy()[:-1, 0, 0] != NO_ROUTE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +182,11 @@ def _trajectory_routes(trajectory: Trajectory) -> torch.Tensor | None:
         np.full((len(s.ids), *layers_and_k), NO_ROUTE) if s.routes is None else s.routes
         for s in trajectory.segments
     ]
-    routes_TLK = np.concatenate(rows).astype(np.int64)
+    routes_TLK = np.concatenate(rows, dtype=np.int64)
     routes_TLK[-1] = NO_ROUTE  # the last token is never an input
     missing_TX = (routes_TLK == NO_ROUTE).reshape(len(routes_TLK), -1)
-    partly_T = missing_TX.any(1) & ~missing_TX.all(1)
-    if partly_T.any():
-        position = int(partly_T.argmax())
+    if (missing_TX != missing_TX[:, :1]).any():
+        position = int((missing_TX != missing_TX[:, :1]).any(1).argmax())
         raise _inconsistent(trajectory, f"the routes of token {position} are recorded in part")
     return torch.from_numpy(routes_TLK)
 
