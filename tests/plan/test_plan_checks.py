@@ -20,6 +20,8 @@ MANIFEST_FAULTS = [
     ("E105", "max_tokens = 1024", "max_tokens = 1024\npacks_per_microbatch = 2", "packs_per_micro"),
     ("E106", "count = 2", "count = 2\ntensor_parallel = 2", "tensor_parallel"),
     ("E107", "count = 2", 'count = 2\ncolocate = "offload"', "colocate"),
+    ("E146", "[checkpoint]", '[launch]\ndevice = "cuda"\n[checkpoint]', 'kind = "core"'),
+    ("E147", "count = 2", 'count = 2\ncolocate = "resident"', "colocate"),
     ("E108", "[train.packing]", "[train.parallel]\nexpert = 3\n[train.packing]", "expert = 3"),
     ("E108", "[train.packing]", "[train.parallel]\nexpert = 16\n[train.packing]", "expert = 16"),
     ("E110", "samples_per_prompt = 8", "samples_per_prompt = 1", "samples_per_prompt"),

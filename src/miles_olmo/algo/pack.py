@@ -16,7 +16,7 @@ The logits row that predicts token t is row t - 1.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -47,3 +47,9 @@ class Pack:
     @property
     def num_tokens(self) -> int:
         return int(self.ids_T.numel())
+
+    def to(self, device: torch.device) -> Pack:
+        """The same pack on a device; itself if it is there already."""
+        tensors = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {n: t.to(device) for n, t in tensors.items() if isinstance(t, torch.Tensor)}
+        return self if self.ids_T.device == device else replace(self, **moved)

@@ -54,6 +54,11 @@ class Learner:
     ranks: Ranks = ALONE
 
     @property
+    def device(self) -> torch.device:
+        """Where the policy is."""
+        return next(self.module.parameters()).device
+
+    @property
     def needs_reference(self) -> bool:
         return self.manifest.algorithm.kl.coefficient > 0
 
@@ -90,7 +95,7 @@ class Learner:
             Metrics of the global batch, the same on every process.
         """
         self.expert_counts_LE = None
-        shares = [self._scored(share) for share in shares]
+        shares = [self._scored(share.to(self.device)) for share in shares]
         metrics = [self._update(share, is_first=i == 0) for i, share in enumerate(shares)]
         means = {name: sum(m[name] for m in metrics) / len(metrics) for name in metrics[0]}
         return {**means, LARGEST_DIFFERENCE: max(m[LARGEST_DIFFERENCE] for m in metrics)}
@@ -161,7 +166,7 @@ class Learner:
 
     def _pass_without_loss(self) -> RouterStatistics:
         """Take part in a pass without a pack of one's own: a zero gradient, empty statistics."""
-        output = self._forward(self.module, EMPTY)
+        output = self._forward(self.module, EMPTY.to(self.device))
         output.logprobs_T.sum().backward()
         return without_counts(output.router)
 
@@ -184,7 +189,7 @@ class Learner:
         return share
 
     def _with_scores(self, share: BatchShare, module: nn.Module, name: str) -> BatchShare:
-        outputs = [self._forward(module, pack or EMPTY) for pack in share.passes()]
+        outputs = [self._forward(module, pack or EMPTY.to(self.device)) for pack in share.passes()]
         packs = [
             replace(pack, **{name: output.logprobs_T})
             for pack, output in zip(share.packs, outputs, strict=False)  # passes may be more

@@ -99,5 +99,6 @@ def counts_of_ranks(counts: RouterCounts, ranks: Ranks) -> RouterCounts:
 
 def _no_counts(adapter: FamilyAdapter, module: nn.Module) -> RouterCounts:
     """Take part in a counting pass without a pack of one's own."""
-    counts = adapter.count_experts(module, [EMPTY])
+    device = next(module.parameters()).device
+    counts = adapter.count_experts(module, [EMPTY.to(device)])
     return RouterCounts(torch.zeros_like(counts.counts_LE), 0)

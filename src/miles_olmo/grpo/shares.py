@@ -11,7 +11,7 @@ Dimension legend: T tokens, L routed layers, E experts, K experts per token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
 from typing import Any
@@ -59,6 +59,14 @@ class BatchShare:
     """Tokens of the global batch."""
     coverage: float
     """Share of required routes that were recorded, in the global batch."""
+
+    def to(self, device: torch.device) -> BatchShare:
+        """The same share with its tensors on a device."""
+        counts = self.route_counts
+        if counts is not None:
+            counts = RouterCounts(counts.counts_LE.to(device), counts.num_positions)
+        packs = tuple(pack.to(device) for pack in self.packs)
+        return replace(self, packs=packs, route_counts=counts)
 
     def passes(self) -> Iterator[Pack | None]:
         """Own packs, then None for every pass without one."""

@@ -131,13 +131,14 @@ class SupervisedTrainer:
         """This process's part of one optimizer step; metrics of the whole batch."""
         total = 0.0
         self.optimizer.zero_gradients()
-        for pack in share.packs:
+        device = next(self.module.parameters()).device
+        for pack in [pack.to(device) for pack in share.packs]:
             output = self.adapter.forward(self.module, pack, temperature=1.0)
             loss = -output.logprobs_T[pack.mask_T].sum() / share.num_tokens
             loss.backward()
             total += loss.item()
         for _ in range(share.num_passes - len(share.packs)):
-            output = self.adapter.forward(self.module, EMPTY, temperature=1.0)
+            output = self.adapter.forward(self.module, EMPTY.to(device), temperature=1.0)
             output.logprobs_T.sum().backward()
         if self.ranks.world > 1:
             own = torch.tensor(total, dtype=torch.float64)

@@ -23,7 +23,7 @@ from miles_olmo.grpo.warmup import Example, SupervisedTrainer
 from miles_olmo.jobs.entry import JobContext, run_job
 from miles_olmo.jobs.fleet import fleet_client
 from miles_olmo.jobs.inputs import checked_input
-from miles_olmo.jobs.threads import configure_torch, threads_of
+from miles_olmo.jobs.threads import configure_torch, device_of, threads_of
 from miles_olmo.jobs.trainer_ranks import join_ranks
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.policy.adapter import adapter_for
@@ -37,8 +37,6 @@ from miles_olmo.tasks.prompts import answer_ids, read_prompts
 from miles_olmo.tasks.tokenizer import TextTokenizer
 from miles_olmo.tasks.verifiers import find_verifier
 
-DEVICE = torch.device("cpu")
-
 
 def run_trainer(context: JobContext) -> None:
     """Train from the newest complete checkpoint of the run, or from the start.
@@ -48,21 +46,24 @@ def run_trainer(context: JobContext) -> None:
     """
     manifest = context.plan.manifest
     configure_torch(threads_of(context))
-    ranks = join_ranks(context, manifest.train.parallel, DEVICE)
+    device = device_of(context)
+    ranks = join_ranks(context, manifest.train.parallel, device)
     if ranks.is_leader:
-        asyncio.run(_train(context, manifest, ranks))
+        asyncio.run(_train(context, manifest, ranks, device))
     else:
         # It has nothing to put in order, and a handler could not interrupt a wait for the others.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        build_follower(manifest, ranks).follow()
+        build_follower(manifest, ranks, device).follow()
     disconnect_ranks(ranks)
 
 
-async def _train(context: JobContext, manifest: Manifest, ranks: Ranks) -> None:
+async def _train(
+    context: JobContext, manifest: Manifest, ranks: Ranks, device: torch.device
+) -> None:
     tokenizer_path = checked_input(context, "data.tokenizer")
     tokenizer = TextTokenizer.from_data(tokenizer_path, manifest.data)
     async with fleet_client(context, tokenizer) as client:
-        run = build_run(context, manifest, client, tokenizer, ranks)
+        run = build_run(context, manifest, client, tokenizer, ranks, device)
         await client.wait_ready()
         try:
             await train(run)
@@ -70,11 +71,11 @@ async def _train(context: JobContext, manifest: Manifest, ranks: Ranks) -> None:
             run.recorder.trackers.close()
 
 
-def build_learner(manifest: Manifest, ranks: Ranks) -> Learner:
+def build_learner(manifest: Manifest, ranks: Ranks, device: torch.device) -> Learner:
     """The policy, or this process's part of it, with random weights."""
     adapter = adapter_for(manifest.model.family)
     module = adapter.build(
-        manifest.model, manifest.train, device=DEVICE, seed=manifest.seed, ranks=ranks
+        manifest.model, manifest.train, device=device, seed=manifest.seed, ranks=ranks
     )
     optimizer = PolicyOptimizer(module, manifest.train.optimizer, ranks)
     return Learner(module, adapter, optimizer, manifest, ranks=ranks)
@@ -98,9 +99,9 @@ def build_supervised(
     )
 
 
-def build_follower(manifest: Manifest, ranks: Ranks) -> Follower:
+def build_follower(manifest: Manifest, ranks: Ranks, device: torch.device) -> Follower:
     """Everything that a process needs besides the leader."""
-    learner = build_learner(manifest, ranks)
+    learner = build_learner(manifest, ranks, device)
     return Follower(learner, partial(build_supervised, learner, (), ranks))
 
 
@@ -110,9 +111,10 @@ def build_run(
     client: FleetClient,
     tokenizer: TextTokenizer,
     ranks: Ranks,
+    device: torch.device,
 ) -> TrainingRun:
     """All parts of the run; weights, optimizer and cursor come from a checkpoint if there is one."""
-    learner = build_learner(manifest, ranks)
+    learner = build_learner(manifest, ranks, device)
     module, adapter, optimizer = learner.module, learner.adapter, learner.optimizer
     read = partial(
         read_prompts,

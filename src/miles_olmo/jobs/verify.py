@@ -7,8 +7,6 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-import torch
-
 from miles_olmo.algo.advantages import group_advantages
 from miles_olmo.algo.pack_builder import build_packs, route_coverage, training_sequences
 from miles_olmo.base.files import write_json
@@ -18,7 +16,7 @@ from miles_olmo.grpo.verification import Bounds, verify_packs
 from miles_olmo.jobs.entry import JobContext, run_job
 from miles_olmo.jobs.fleet import fleet_client
 from miles_olmo.jobs.inputs import checked_input
-from miles_olmo.jobs.threads import configure_torch, threads_of
+from miles_olmo.jobs.threads import configure_torch, device_of, threads_of
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.checkpoint import load_weights, verify_checkpoint
 from miles_olmo.policy.publication import write_publication
@@ -36,11 +34,11 @@ def run_verify(context: JobContext) -> None:
 
 
 async def _verify(context: JobContext) -> None:
-    manifest = context.plan.manifest
+    manifest, device = context.plan.manifest, device_of(context)
     request = json.loads((context.run.root / "verify.json").read_bytes())
     checkpoint = Path(request["checkpoint"])
     adapter = adapter_for(manifest.model.family)
-    module = adapter.build(manifest.model, None, device=torch.device("cpu"), seed=manifest.seed)
+    module = adapter.build(manifest.model, None, device=device, seed=manifest.seed)
     state = verify_checkpoint(checkpoint)
     load_weights(checkpoint, module, adapter, verified=True)
     tokenizer = TextTokenizer.from_data(checked_input(context, "data.tokenizer"), manifest.data)
@@ -62,7 +60,7 @@ async def _verify(context: JobContext) -> None:
     measured = verify_packs(
         module,
         adapter,
-        build_packs(sequences, manifest.train.packing.max_tokens),
+        [pack.to(device) for pack in build_packs(sequences, manifest.train.packing.max_tokens)],
         temperature=manifest.rollout.temperature,
         coverage=route_coverage(sequences).share,
         weight_differences=differences,

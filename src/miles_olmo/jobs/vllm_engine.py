@@ -53,7 +53,11 @@ def _started(context: JobContext) -> VllmServer:
     for last in (*[False] * (PORT_TRIES - 1), True):
         port = context.port or free_port(context.host)
         command = server_command(
-            manifest, context.run.served(context.index), host=context.host, port=port
+            manifest,
+            context.run.served(context.index),
+            host=context.host,
+            port=port,
+            device=manifest.launch.device,
         )
         server = VllmServer(command, host=context.host, port=port, token=context.read_token())
         try:

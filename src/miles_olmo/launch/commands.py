@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from miles_olmo.base.lifeline import LIFELINE_VARIABLE
 from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.launch.gpus import VISIBLE_GPUS_VARIABLE, usable_gpus
 from miles_olmo.wire.protocol import RANK_SUFFIX, TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class JobCommand:
     """Port of an engine; 0 lets it choose a free one."""
     restartable: bool = False
     """May be started again when it dies."""
+    gpu: int | None = None
+    """GPU of the process, counted among those that the launch may use; None on a CPU."""
 
 
 def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobCommand]:
@@ -57,8 +60,11 @@ def render_jobs(plan: RunPlan, run: RunDirectory, attempt: int) -> list[JobComma
         for rank in range(job.processes):
             name = f"{job.name}{RANK_SUFFIX}{rank}" if rank else job.name
             own = ("--rank", str(rank)) if rank else ()
+            gpu = job.gpus[rank] if job.gpus else None
             commands.append(
-                JobCommand(name, job.role, (*argv, *own), job.threads, index, port, job.restartable)
+                JobCommand(
+                    *(name, job.role, (*argv, *own), job.threads, index, port, job.restartable, gpu)
+                )
             )
     return commands
 
@@ -78,6 +84,18 @@ def job_environment(command: JobCommand, token: Path, lifeline: int) -> dict[str
         "PYTHONSAFEPATH": "1",  # files in the working directory shadow no module
         TOKEN_VARIABLE: str(token),
         LIFELINE_VARIABLE: str(lifeline),
+        **_gpu_environment(command),
+    }
+
+
+def _gpu_environment(command: JobCommand) -> dict[str, str]:
+    if command.gpu is None:
+        return {}
+    usable = usable_gpus()
+    return {
+        # Without a list of the user's the number itself is the GPU's.
+        VISIBLE_GPUS_VARIABLE: str(command.gpu) if usable is None else usable[command.gpu],
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # equal sums in every run of the trainer
     }
 
 

@@ -16,6 +16,7 @@ from miles_olmo.launch.environment import (
     pip_line,
     plugin_is_visible,
 )
+from miles_olmo.launch.gpus import check_gpus
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.records.tracking import TENSORBOARD, WANDB
 
@@ -30,12 +31,16 @@ def check_machine(plan: RunPlan, runs: Path) -> None:
     """Refuse a launch that cannot work here, before anything is written.
 
     Raises:
-        LaunchError: E503 a package is missing; E502 a port is taken; E504 the disk is too small.
+        LaunchError: E503 a package is missing; E502 a port is taken; E518, E520 GPUs are missing or
+            in use; E504 the disk is too small.
         UsageError: E611 a secret is not in the environment.
     """
     _check_extras(plan)
     _check_secrets(plan)
     _check_ports(plan)
+    gpus = [gpu for job in plan.content.jobs for gpu in job.gpus]
+    if gpus:
+        check_gpus(gpus)
     _check_disk(plan, runs)
 
 

@@ -108,8 +108,10 @@ class Engines(Section):
     """Number of servers, independent of the trainer's processes."""
     tensor_parallel: PositiveInt = 1
     """GPUs per engine; only 1 works."""
-    colocate: Literal["none", "offload"] = "none"
-    """Sharing a device with the trainer by time; offload is refused."""
+    colocate: Literal["none", "resident", "offload"] = "none"
+    """none: GPUs of their own; resident: on the trainer's, all in memory at once; offload is refused."""
+    gpu_memory_utilization: OpenFraction | None = None
+    """Share of a GPU that vLLM takes; absent: 0.9, or 0.35 with colocate = "resident"."""
     max_batch_size: PositiveInt = 64
     """Sequences decoded together by one engine."""
     startup_seconds: PositiveFloat = 120.0
@@ -362,6 +364,8 @@ class Launch(Section):
     """local: processes of this machine."""
     runs_directory: str = "runs"
     """Where runs are written, relative to the working directory of `miles launch`."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """What trainer and engines compute on; cuda: one GPU per process, the trainer's come first."""
     host: str = "127.0.0.1"
     """Address that engines bind to."""
     threads: PositiveInt = 1

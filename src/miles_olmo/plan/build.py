@@ -89,36 +89,45 @@ def _base_directory(manifest_path: Path) -> Path:
 def plan_jobs(m: Manifest) -> tuple[JobSpec, ...]:
     """The processes of a run: data preparation if the run makes its data, engines, trainer."""
     threads = m.launch.threads
+    on_gpus = m.launch.device == "cuda"
 
     def job(
-        name: str,
-        role: str,
-        *,
-        module: str = "",
-        processes: int = 1,
-        restartable: bool = False,
+        name: str, role: str, gpus: Sequence[int], *, module: str = "", restartable: bool = False
     ) -> JobSpec:
         return JobSpec.model_validate(
             {
                 "name": name,
                 "role": role,
                 "module": f"miles_olmo.jobs.{module or role}",
-                "processes": processes,
-                "device": "cpu",
+                "processes": max(1, len(gpus)),
+                "device": "cuda" if on_gpus and gpus else "cpu",
+                "gpus": tuple(gpus) if on_gpus else (),
                 "threads": threads,
                 "restartable": restartable,
             }
         )
 
-    prepare = [job("prepare", "prepare")] if m.data.prepare is not None else []
+    prepare = [job("prepare", "prepare", ())] if m.data.prepare is not None else []
     module = "vllm_engine" if m.engines.kind == "vllm" else "engine"
     engines = [
-        job(f"engine-{i}", "engine", module=module, restartable=True)
-        for i in range(m.engines.count)
+        job(f"engine-{i}", "engine", [gpu], module=module, restartable=True)
+        for i, gpu in enumerate(engine_gpus(m))
     ]
-    parallel = m.train.parallel
-    trainer = job("trainer", "trainer", processes=parallel.data * parallel.expert)
+    trainer = job("trainer", "trainer", range(num_trainer_processes(m)))
     return (*prepare, *engines, trainer)
+
+
+def num_trainer_processes(m: Manifest) -> int:
+    """One per GPU on GPUs."""
+    return m.train.parallel.data * m.train.parallel.expert
+
+
+def engine_gpus(m: Manifest) -> list[int]:
+    """The GPU of each engine: after the trainer's, or the trainer's own in turn."""
+    trainers = num_trainer_processes(m)
+    if m.engines.colocate == "resident":
+        return [i % trainers for i in range(m.engines.count)]
+    return [trainers + i for i in range(m.engines.count)]
 
 
 def resolve(m: Manifest) -> Resolved:
@@ -135,6 +144,9 @@ def resolve(m: Manifest) -> Resolved:
         checkpoint_bytes=checkpoint_bytes(m.model),
         constant_length=m.algorithm.constant_length or m.rollout.max_response_tokens,
         bit_exact=(
-            m.engines.kind == "core" and m.launch.threads == 1 and m.model.dtype == "float32"
+            m.engines.kind == "core"
+            and m.launch.device == "cpu"
+            and m.launch.threads == 1
+            and m.model.dtype == "float32"
         ),
     )

@@ -50,6 +50,8 @@ class JobSpec(_Frozen):
     """Run as `python -m <module> --plan FILE --digest SHA ...`."""
     processes: int
     device: Literal["cpu", "cuda"]
+    gpus: tuple[int, ...] = ()
+    """GPU of each process, counted among those that the launch may use; empty on a CPU."""
     threads: int
     """CPU threads per process."""
     restartable: bool = False

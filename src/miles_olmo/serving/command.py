@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from miles_olmo.manifest.models import Manifest
+from miles_olmo.manifest.models import Engines, Manifest
 from miles_olmo.serving.gate import DIRECTORY_VARIABLE
 from miles_olmo.serving.plugin import FILES_BACKEND
 
@@ -69,7 +69,16 @@ def server_command(
         argv.append("--enforce-eager")
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib(manifest))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # launch.threads decides, not vLLM
+    else:
+        argv += ["--gpu-memory-utilization", str(gpu_memory_share(engines))]
     return ServerCommand(tuple(argv), environment)
+
+
+def gpu_memory_share(engines: Engines) -> float:
+    """Share of a GPU's memory that an engine takes: weights, activations, keys and values."""
+    if engines.gpu_memory_utilization is not None:
+        return engines.gpu_memory_utilization
+    return 0.35 if engines.colocate == "resident" else 0.9
 
 
 def kv_cache_gib(manifest: Manifest) -> int:

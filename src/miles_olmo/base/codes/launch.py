@@ -140,11 +140,28 @@ ENTRIES: tuple[Code, ...] = (
         EXIT_RUN,
     ),
     Code(
+        "E518",
+        "GPUs are missing",
+        "Each trainer process and each engine needs a GPU, and the machine has fewer, or none that "
+        "nvidia-smi lists. CUDA_VISIBLE_DEVICES limits which may be used.",
+        '[launch]\ndevice = "cuda"     # on a laptop',
+        "Lower engines.count or train.parallel, share GPUs with engines.colocate, or use a larger machine.",
+        EXIT_USAGE,
+    ),
+    Code(
         "E519",
         "the run has no such record",
         "There are no samples of that step, or no log of that job or attempt.",
         "miles logs latest --job trianer",
         "Name one that the message lists.",
+        EXIT_USAGE,
+    ),
+    Code(
+        "E520",
+        "a GPU is in use",
+        "Another program holds memory of a GPU that the run would use.",
+        "miles launch run.toml     # beside a forgotten notebook",
+        "End that program, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
         EXIT_USAGE,
     ),
     Code(

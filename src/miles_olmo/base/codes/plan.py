@@ -1,4 +1,4 @@
-"""Codes of checks of a plan (E101-E122, E140-E145); those of its input files are in `inputs`."""
+"""Codes of checks of a plan (E101-E122, E140-E147); those of its input files are in `inputs`."""
 
 from miles_olmo.base.codes import inputs
 from miles_olmo.base.codes.entry import EXIT_MANIFEST, EXIT_STALE, Code
@@ -62,7 +62,7 @@ _CHECKS: tuple[Code, ...] = (
         cause="Engines and trainer would take turns on one device and move their memory out in "
         "between; publication and health checks need both to be alive.",
         example='[engines]\ncolocate = "offload"',
-        fix='Set colocate = "none".',
+        fix='Set colocate = "none", or "resident" if trainer and engine fit on one GPU together.',
         exit_code=EXIT_MANIFEST,
     ),
     Code(
@@ -192,6 +192,25 @@ _CHECKS: tuple[Code, ...] = (
     ),
 )
 
+_DEVICES: tuple[Code, ...] = (
+    Code(
+        code="E146",
+        title="the embedded engine on a GPU",
+        cause="The core engine is made for laptops and tests: it decodes on a CPU.",
+        example='[engines]\nkind = "core"\n\n[launch]\ndevice = "cuda"',
+        fix='Set engines.kind = "vllm".',
+        exit_code=EXIT_MANIFEST,
+    ),
+    Code(
+        code="E147",
+        title="a GPU shared on a CPU",
+        cause="Engines can be resident on the trainer's GPU only where there is one.",
+        example='[engines]\ncolocate = "resident"\n\n[launch]\ndevice = "cpu"',
+        fix='Leave colocate out, or set launch.device = "cuda".',
+        exit_code=EXIT_MANIFEST,
+    ),
+)
+
 _STALE: tuple[Code, ...] = (
     Code(
         code="E140",
@@ -245,4 +264,4 @@ _STALE: tuple[Code, ...] = (
     ),
 )
 
-ENTRIES: tuple[Code, ...] = (*_CHECKS, *inputs.ENTRIES, *_STALE)
+ENTRIES: tuple[Code, ...] = (*_CHECKS, *inputs.ENTRIES, *_STALE, *_DEVICES)

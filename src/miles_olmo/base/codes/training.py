@@ -101,6 +101,15 @@ _RANKS: tuple[Code, ...] = (
         fix="Look at their logs; raise train.parallel.timeout_seconds if they only were slow.",
         exit_code=EXIT_RUN,
     ),
+    Code(
+        code="E302",
+        title="torch sees no GPU",
+        cause="The plan trains on GPUs, nvidia-smi lists them, and torch cannot use them: it is a build "
+        "for CPUs, or newer than the driver.",
+        example='[launch]\ndevice = "cuda"     # with torch from the CPU index',
+        fix="Run miles doctor; install a CUDA build of torch that fits the driver.",
+        exit_code=EXIT_RUN,
+    ),
 )
 
 ENTRIES: tuple[Code, ...] = (*_RANKS, *_UPDATE)

@@ -63,6 +63,23 @@ def engines(m: Manifest) -> Iterator[Finding]:
             "publication and health checks need trainer and engines in memory at the same time",
             "set colocate = 'none'",
         )
+    on_gpus = m.launch.device == "cuda"
+    if on_gpus and engines.kind == "core":
+        yield Finding(
+            "E146",
+            ("engines.kind", "launch.device"),
+            "kind = 'core' in [engines] with device = 'cuda' in [launch]",
+            "the embedded engine decodes on a CPU",
+            "set kind = 'vllm'",
+        )
+    if engines.colocate == "resident" and not on_gpus:
+        yield Finding(
+            "E147",
+            ("engines.colocate", "launch.device"),
+            "colocate = 'resident' with device = 'cpu' in [launch]",
+            "there is no GPU to share",
+            "leave colocate out, or set device = 'cuda' in [launch]",
+        )
 
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -72,8 +89,8 @@ CPU_EXPERT_ALIGNMENT = 32
 
 
 def vllm_kernels(m: Manifest) -> Iterator[Finding]:
-    """What vLLM on a CPU can compute; engines run on the CPU as long as plans know no other device."""
-    if m.engines.kind != "vllm":
+    """What vLLM on a CPU can compute."""
+    if m.engines.kind != "vllm" or m.launch.device != "cpu":
         return
     shape = m.model.shape
     if shape.head_dim not in CPU_HEAD_SIZES:
