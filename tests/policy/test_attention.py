@@ -6,9 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from miles_olmo.manifest.kernels import attention_kernel
 from miles_olmo.policy.attention import attend_cached, attend_documents, lay_out
 from miles_olmo.policy.experts import routed_experts_forward
-from miles_olmo.policy.numerics import EXACT, FAST
+from miles_olmo.policy.numerics import EXACT, FAST, rules_for
 from tests.policy.policies import policy
 
 LENGTHS = (5, 70, 1, 16, 33)
@@ -110,3 +111,44 @@ def test_experts_match_a_loop_over_tokens():
             up, gate = (experts.w_up_gate[expert] @ x[token]).chunk(2)
             expected = expected + weight * ((up * F.silu(gate)) @ experts.w_down[expert])
         assert torch.allclose(got[token], expected, atol=1e-5)
+
+
+def flash_stand_in(q, k, v, bounds, bounds_k, longest, longest_k, *, window_size):
+    """torch's varlen attention, as its documentation defines it, on a CPU.
+
+    It checks what the kernel only assumes, and masks by (left, right) distance from the query.
+    """
+    assert bounds.dtype == torch.int32 and torch.equal(bounds, bounds_k)
+    assert q.shape[1] == k.shape[1] == v.shape[1]
+    lengths = (bounds[1:] - bounds[:-1]).tolist()
+    assert sum(lengths) == len(q) == len(k) and max(lengths) == longest == longest_k
+    left, right = window_size
+    outputs = []
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        x, y, z = (part[start:end].transpose(0, 1)[None] for part in (q, k, v))
+        positions = torch.arange(end - start)
+        ahead = positions - positions[:, None]
+        visible = (ahead <= right) & (ahead >= -left if left >= 0 else True)
+        outputs.append(F.scaled_dot_product_attention(x, y, z, attn_mask=visible)[0])
+    return torch.cat(outputs, dim=1).transpose(0, 1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 6, 33, 500])
+def test_one_call_over_all_documents_is_given_their_bounds_and_windows(monkeypatch, window):
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", flash_stand_in)
+    rules = rules_for(torch.device("cuda"), "bfloat16")
+    q, k, v = tensors()
+    layout = lay_out(LENGTHS, rules, torch.device("cpu"))
+    assert not layout.groups
+    got = attend_documents(q, k, v, layout, rules, window)
+    cpu = lay_out(LENGTHS, FAST, torch.device("cpu"))
+    assert torch.allclose(got, attend_documents(q, k, v, cpu, FAST, window), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kernel"),
+    [("cpu", "bfloat16", "blocked"), ("cuda", "float32", "fused"), ("cuda", "bfloat16", "varlen")],
+)
+def test_the_policy_uses_the_kernel_that_the_plan_names(device, dtype, kernel):
+    assert rules_for(torch.device(device), dtype).attention == kernel
+    assert attention_kernel(device, dtype) == kernel

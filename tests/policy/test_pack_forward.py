@@ -50,6 +50,27 @@ def test_loss_and_gradient_do_not_depend_on_packing(order, cut):
         assert (split[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
 
 
+def test_the_head_in_parts_holds_few_logits_and_changes_no_bit_of_a_logprob(monkeypatch):
+    pack = pack_of(WANTED, SAMPLED, indices=[*range(8)] * 4)
+    module = policy()
+    expected = ADAPTER.forward(module, pack, temperature=0.7)
+    loss, whole = gradients(module, [pack])
+    largest = 40 * module.vocab_size
+    monkeypatch.setattr("miles_olmo.policy.olmo3moe_forward.HEAD_VALUES", largest)
+    sizes = []
+    module.lm_head.register_forward_hook(lambda *call: sizes.append(call[-1].numel()))
+    parts = ADAPTER.forward(module, pack, temperature=0.7)
+    assert torch.equal(parts.logprobs_T, expected.logprobs_T)
+    assert torch.equal(parts.entropy_T, expected.entropy_T)
+    num_parts = len(sizes)
+    assert num_parts > 2 and max(sizes) <= largest and min(sizes) >= 16 * module.vocab_size
+    parts_loss, split = gradients(module, [pack])
+    assert len(sizes) == 3 * num_parts  # once forward, once more for each part's backward
+    assert parts_loss == loss
+    for name, gradient in whole.items():
+        assert (split[name] - gradient).norm() <= 1e-5 * gradient.norm() + 1e-9, name
+
+
 def test_recompute_changes_no_bit_of_loss_or_gradient():
     pack = pack_of(WANTED, SAMPLED)
     loss, expected = gradients(policy(), [pack])

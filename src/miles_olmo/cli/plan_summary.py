@@ -86,7 +86,8 @@ def _step(plan: RunPlan) -> Iterator[tuple[str, str]]:
         f"at most {rollout.max_prompt_tokens:,} + {rollout.max_response_tokens:,} = "
         f"{resolved.max_sequence_tokens:,} per sample, {resolved.max_tokens_per_step:,} per step",
     )
-    yield "packs", f"of at most {count(m.train.packing.max_tokens, 'token')}"
+    packs = f"of at most {count(m.train.packing.max_tokens, 'token')}"
+    yield "packs", f"{packs}, {resolved.attention} attention"
     yield (
         "in total",
         f"{count(steps, 'step')}, {count(steps * resolved.samples_per_step, 'sample')}, at most "

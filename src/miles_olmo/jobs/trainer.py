@@ -26,6 +26,7 @@ from miles_olmo.jobs.inputs import checked_input
 from miles_olmo.jobs.threads import configure_torch, device_of, threads_of
 from miles_olmo.jobs.trainer_ranks import join_ranks
 from miles_olmo.manifest.models import Manifest
+from miles_olmo.plan.model import Resolved
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.policy.ranks import Ranks, disconnect_ranks
@@ -115,6 +116,7 @@ def build_run(
 ) -> TrainingRun:
     """All parts of the run; weights, optimizer and cursor come from a checkpoint if there is one."""
     learner = build_learner(manifest, ranks, device)
+    context.receipts.append("policy-built", built_on(device, context.plan.content.resolved))
     module, adapter, optimizer = learner.module, learner.adapter, learner.optimizer
     read = partial(
         read_prompts,
@@ -177,6 +179,16 @@ def build_run(
         ),
         supervised=supervised,
     )
+
+
+def built_on(device: torch.device, resolved: Resolved) -> dict[str, str]:
+    """What computes the policy, for a receipt."""
+    on_gpu = device.type == "cuda"
+    return {
+        "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "attention": resolved.attention,
+        "torch": torch.__version__,
+    }
 
 
 if __name__ == "__main__":

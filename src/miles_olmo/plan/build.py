@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from miles_olmo.manifest.kernels import attention_kernel
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.manifest.reading import read_leniently
 from miles_olmo.manifest.reports import ManifestErrors, sort_problems
@@ -143,6 +144,7 @@ def resolve(m: Manifest) -> Resolved:
         num_active_parameters=num_active_parameters(m.model.shape),
         checkpoint_bytes=checkpoint_bytes(m.model),
         constant_length=m.algorithm.constant_length or m.rollout.max_response_tokens,
+        attention=attention_kernel(m.launch.device, m.model.dtype),
         bit_exact=(
             m.engines.kind == "core"
             and m.launch.device == "cpu"

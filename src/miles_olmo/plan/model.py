@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from miles_olmo.base.canonical import digest
+from miles_olmo.manifest.kernels import AttentionKernel
 from miles_olmo.manifest.models import Manifest
 
 PLAN_SCHEMA = "miles-olmo/plan/v1"
@@ -86,6 +87,8 @@ class Resolved(_Frozen):
     """Weights and two optimizer moments."""
     constant_length: int
     """Divisor of aggregation = "constant"."""
+    attention: AttentionKernel
+    """How the documents of a pack attend to themselves in the trainer."""
     bit_exact: bool
     """Trainer and engine logprobs are expected to be bit-identical."""
 

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -35,8 +36,13 @@ class DocumentLayout:
     positions_T: torch.Tensor
     """Position of each token in its document, int64 [T]."""
     groups: tuple[DocumentGroup, ...]
+    """None of them with a kernel that takes documents of any length."""
     restore_T: torch.Tensor
     """Row of each token in the groups' concatenated outputs, int64 [T]."""
+    bounds_D1: torch.Tensor
+    """First row of each of the D documents and the end of the last, int32 [D + 1]."""
+    longest: int
+    """Tokens of the longest document."""
 
 
 def lay_out(
@@ -45,11 +51,14 @@ def lay_out(
     """Group the documents of a pack by padded length, so that each group is one attention call."""
     by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
     positions: list[int] = []
+    bounds = [0, *accumulate(document_lengths)]
     start = 0
     for length in document_lengths:
         by_length[rules.padded(length)].append((start, length))
         positions.extend(range(length))
         start += length
+    if rules.attention == "varlen":
+        by_length.clear()
     groups, restore, offset = [], [0] * start, 0
     for padded_length, documents in sorted(by_length.items()):
         rows: list[int] = []
@@ -65,6 +74,8 @@ def lay_out(
         positions_T=torch.tensor(positions, device=device),
         groups=tuple(groups),
         restore_T=torch.tensor(restore, device=device),
+        bounds_D1=torch.tensor(bounds, dtype=torch.int32, device=device),
+        longest=max(document_lengths),
     )
 
 
@@ -85,6 +96,8 @@ def attend_documents(
     Returns:
         The attended values `[T, H * D]`, in the dtype of the queries.
     """
+    if rules.attention == "varlen":
+        return attend_varlen(q_THD, k_TGD, v_TGD, layout, window)
     width = q_THD.shape[1] * q_THD.shape[2]
     outputs = []
     for group in layout.groups:
@@ -93,7 +106,7 @@ def attend_documents(
             x.index_select(0, group.rows_NP).view(*shape, *x.shape[1:]).transpose(1, 2)
             for x in (q_THD, k_TGD, v_TGD)
         )
-        if rules.exact:
+        if rules.attention == "blocked":
             mask_PP = _causal_bias(group.padded_length, q_THD.dtype, window)
             out = attend_blocked(q, k, v, mask_PP, rules.key_block)
         elif window is not None and window < group.padded_length:
@@ -110,6 +123,34 @@ def attend_documents(
     return padded.index_select(0, layout.restore_T)
 
 
+def attend_varlen(
+    q_THD: torch.Tensor,
+    k_TGD: torch.Tensor,
+    v_TGD: torch.Tensor,
+    layout: DocumentLayout,
+    window: int | None = None,
+) -> torch.Tensor:
+    """`attend_documents` as one FlashAttention call (torch's own kernel; 16-bit, CUDA)."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    heads, kv_heads = q_THD.shape[1], k_TGD.shape[1]
+    if heads != kv_heads:  # torch 2.10 and 2.11 know no grouped queries here
+        k_TGD, v_TGD = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k_TGD, v_TGD))
+    left = -1 if window is None else window - 1  # the query's own position is not counted there
+    out = varlen_attn(
+        q_THD,
+        k_TGD,
+        v_TGD,
+        layout.bounds_D1,
+        layout.bounds_D1,
+        layout.longest,
+        layout.longest,
+        window_size=(left, 0),
+    )
+    assert isinstance(out, torch.Tensor)
+    return out.reshape(len(q_THD), -1)
+
+
 def attend_cached(
     q_NHD: torch.Tensor,
     k_NGCD: torch.Tensor,
@@ -121,7 +162,7 @@ def attend_cached(
     """Attention of one new token per sequence to its first `lengths` cached positions, or to the
     last `window` of these.
 
-    C is the padded length that all N sequences share. With exact rules each query is repeated to
+    C is the padded length that all N sequences share. With the blocked kernel each query is repeated to
     `query_rows` rows, so that the products have the shape-independent form of `attend_documents`.
 
     Returns:
@@ -136,7 +177,7 @@ def attend_cached(
     bias_N11C = bias.masked_fill_(~visible_NC, -math.inf)[:, None, None]
     # A copy, because the batched product walks matrix by matrix over rows of stride 0.
     q = q_NHD[:, :, None].expand(num, heads, rules.query_rows(head_dim), head_dim).contiguous()
-    if rules.exact:
+    if rules.attention == "blocked":
         out = attend_blocked(q, k_NGCD, v_NGCD, bias_N11C, rules.key_block)
     else:
         out = F.scaled_dot_product_attention(

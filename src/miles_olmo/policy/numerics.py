@@ -20,17 +20,19 @@ costs time, so `rules_for` switches it off. This is the only switch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+
+from miles_olmo.manifest.kernels import AttentionKernel, attention_kernel
 
 
 @dataclass(frozen=True)
 class NumericRules:
     """Padding that makes each row's result independent of the other rows."""
 
-    exact: bool
-    """Use the blocked attention formula instead of the fused kernel."""
+    attention: AttentionKernel
+    """How documents attend to themselves."""
     min_rows: int
     """Fewest rows of an expert group and of the output head."""
     row_multiple: int
@@ -57,10 +59,12 @@ class NumericRules:
         return -(-length // self.document_multiple) * self.document_multiple
 
 
-EXACT = NumericRules(exact=True, min_rows=16, row_multiple=32, document_multiple=16, key_block=64)
-FAST = NumericRules(exact=False, min_rows=1, row_multiple=1, document_multiple=16, key_block=64)
+EXACT = NumericRules("blocked", min_rows=16, row_multiple=32, document_multiple=16, key_block=64)
+FAST = NumericRules("fused", min_rows=1, row_multiple=1, document_multiple=16, key_block=64)
 
 
-def rules_for(device: torch.device) -> NumericRules:
-    """The rules of a device: exact on CPU, fast elsewhere."""
-    return EXACT if device.type == "cpu" else FAST
+def rules_for(device: torch.device, dtype: str) -> NumericRules:
+    """The rules of a device: exact on CPU, fast elsewhere; `dtype` as in `model.dtype`."""
+    if device.type == "cpu":
+        return EXACT
+    return replace(FAST, attention=attention_kernel(device.type, dtype))

@@ -163,7 +163,7 @@ def build_model(
         _keep_own_experts(built, ranks)
     _draw_weights(built, model.shape.initializer_std, seed)
     built.to(device)
-    rules = rules_for(device)
+    rules = rules_for(device, model.dtype)
     for block in built.portable_blocks():
         block.rules = rules
     return built

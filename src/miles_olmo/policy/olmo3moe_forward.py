@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from miles_olmo.algo.pack import Pack
 from miles_olmo.algo.router_losses import RouterCounts
@@ -20,6 +21,9 @@ from miles_olmo.policy.family import PackOutput, RouterStatistics
 from miles_olmo.policy.numerics import NumericRules
 from miles_olmo.policy.olmo3moe_model import ForwardPass, PortableModel
 from miles_olmo.policy.routing import StatisticsRecorder
+
+HEAD_VALUES = 64 * 1024 * 1024
+"""Logits that exist at one time, and in float32: 256 MiB. Fewer parts would not be faster."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +67,50 @@ def forward_pack(module: PortableModel, pack: Pack, *, temperature: float) -> Pa
     Raises:
         TrainingError: E330, a recorded route does not fit the policy.
     """
-    device = pack.ids_T.device
     targets_M = pack.mask_T.nonzero()[:, 0]
-    logits_MV, router = _run(module, pack, targets_M - 1)
-    temperatures_M = torch.full((len(targets_M),), temperature, device=device)
-    logprobs_MV = tempered_logprobs(logits_MV, temperatures_M)
-    picked_M = logprobs_MV.gather(1, pack.ids_T[targets_M, None])[:, 0]
-    zeros_T = torch.zeros(pack.num_tokens, device=device)
-    with torch.no_grad():
-        entropy_M = -(logprobs_MV.exp() * logprobs_MV).sum(dim=-1)
+    hidden, router = _run(module, pack, targets_M - 1)
+    picked_M, entropy_M = _score(module, hidden, pack.ids_T[targets_M], temperature)
+    zeros_T = torch.zeros(pack.num_tokens, device=pack.ids_T.device)
     return PackOutput(
         logprobs_T=zeros_T.index_copy(0, targets_M, picked_M),
         entropy_T=zeros_T.index_copy(0, targets_M, entropy_M),
         router=router,
     )
+
+
+def _score(
+    module: PortableModel, hidden: torch.Tensor, targets_M: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logprob of each target and entropy of its distribution, float32 [M] each.
+
+    Rows go through the head in parts of at most `HEAD_VALUES` logits. With several parts each is
+    computed again in the backward pass, so that logits exist for one part at a time.
+
+    Args:
+        hidden: Rows of the last block, at least M; those after the targets' are padding.
+    """
+    num_rows, vocabulary = len(hidden), module.vocab_size
+    ids = torch.cat([targets_M, targets_M.new_zeros(num_rows - len(targets_M))])
+
+    def score(rows: torch.Tensor, row_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        temperatures = torch.full((len(rows),), temperature, device=rows.device)
+        logprobs = tempered_logprobs(module.head(rows), temperatures)
+        with torch.no_grad():
+            entropy = -(logprobs.exp() * logprobs).sum(dim=-1)
+        return logprobs.gather(1, row_ids[:, None])[:, 0], entropy
+
+    num_parts = max(1, min(-(-num_rows * vocabulary // HEAD_VALUES), num_rows))
+    num_parts = min(num_parts, max(1, num_rows // module.rules.min_rows))
+    parts = zip(hidden.tensor_split(num_parts), ids.tensor_split(num_parts), strict=True)
+    if num_parts > 1:
+        scored = [
+            checkpoint(score, *part, use_reentrant=False, preserve_rng_state=False)
+            for part in parts
+        ]
+    else:
+        scored = [score(*part) for part in parts]
+    picked, entropy = (torch.cat(values) for values in zip(*scored, strict=True))
+    return picked[: len(targets_M)], entropy[: len(targets_M)]
 
 
 @torch.no_grad()
@@ -109,14 +143,14 @@ def reference_logits(module: PortableModel, ids_BT: torch.Tensor) -> torch.Tenso
         behaviour_logprobs_T=flat.new_zeros(shape, dtype=torch.float32),
         routes_TLK=None,
     )
-    logits, _ = _run(module, pack, torch.arange(num * length, device=flat.device))
-    return logits.view(num, length, -1)
+    hidden, _ = _run(module, pack, torch.arange(num * length, device=flat.device))
+    return module.head(hidden)[: num * length].view(num, length, -1)
 
 
 def _run(
     module: PortableModel, pack: Pack, rows_M: torch.Tensor
 ) -> tuple[torch.Tensor, RouterStatistics]:
-    """Logits `[M, V]` of the rows, and the router statistics."""
+    """Hidden rows `[M, D]` for the head, padded to `min_rows`, and the router statistics."""
     ids_T, lengths = _padded_ids(pack, module.rules)
     layout = lay_out(lengths, module.rules, ids_T.device)
     sin_TD, cos_TD = module.rotary_at(layout.positions_T)
@@ -128,18 +162,17 @@ def _run(
         in_pack_T if replayed_T is None else replayed_T,
         replayed_T,
     )
-    num_rows = len(rows_M)
-    rows = torch.cat([rows_M, rows_M.new_zeros(max(0, module.rules.min_rows - num_rows))])
+    rows = torch.cat([rows_M, rows_M.new_zeros(max(0, module.rules.min_rows - len(rows_M)))])
     view = PackedView(layout, module.rules)
     forward_pass = ForwardPass(sin_TD, cos_TD, view, forced_LTK, recorder, rows)
-    logits = module(ids_T[None], forward_pass=forward_pass)[0]
+    hidden = module.hidden_rows(ids_T, forward_pass)
     ends = torch.tensor(pack.document_lengths).cumsum(0) - 1
     num_required = pack.num_tokens - len(pack.document_lengths)
     num_replayed = 0
     if replayed_T is not None:
         num_replayed = int(replayed_T.sum() - replayed_T[ends.to(ids_T.device)].sum())
     statistics = recorder.statistics(num_required=num_required, num_replayed=num_replayed)
-    return logits[:num_rows], statistics
+    return hidden, statistics
 
 
 def _padded_ids(pack: Pack, rules: NumericRules) -> tuple[torch.Tensor, tuple[int, ...]]:

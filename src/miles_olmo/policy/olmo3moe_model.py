@@ -185,6 +185,16 @@ class PortableModel(OLMoDDPModel):
         hidden = super()._forward_blocks(h, all_block_kwargs, per_block_kwargs)
         return hidden[0].index_select(0, all_block_kwargs["forward_pass"].head_rows_M)[None]
 
+    def hidden_rows(self, ids_T: torch.Tensor, forward_pass: ForwardPass) -> torch.Tensor:
+        """What the output head gets: `[M, D]`, the last block's outputs at `head_rows_M`."""
+        ids, _, shared, per_block, _ = self._prepare_inputs(ids_T[None], forward_pass=forward_pass)
+        return self._forward_blocks(self.forward_embed(ids), shared, per_block)[0]
+
+    def head(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """Logits `[M, V]` of hidden rows, in the model's dtype."""
+        assert self.lm_head is not None, "every family has its head on this process"
+        return self.lm_head(hidden_MD[None])[0]
+
     @property
     def rules(self) -> NumericRules:
         """The numeric rules of the device that the model lives on."""

@@ -133,7 +133,8 @@ class StatisticsRecorder:
         z_sum = weights_T @ decision.logits_TE.logsumexp(dim=-1).square()
         # A recomputed block must build the same graph again, but its sums were taken already.
         if self._layers[layer] is None:
-            counts_E = expert_counts(decision.indices_TK[self._counted_T], scores_TE.shape[1])
+            used_TE = torch.zeros_like(decision.logits_TE).scatter_(1, decision.indices_TK, 1.0)
+            counts_E = weights_T @ used_TE  # selecting rows would wait for the device
             mismatch = self._count_mismatches(decision)
             self._layers[layer] = (counts_E, probability_sums_E, z_sum, mismatch)
 
@@ -160,8 +161,3 @@ class StatisticsRecorder:
             num_replayed=num_replayed,
             native_mismatch_L=torch.stack(mismatches),
         )
-
-
-def expert_counts(indices: torch.Tensor, num_experts: int) -> torch.Tensor:
-    """Times each expert occurs, float32 [E]."""
-    return torch.bincount(indices.reshape(-1), minlength=num_experts).float()
