@@ -120,8 +120,9 @@ def run_ours(directory: Path, seed: int, engines: int) -> dict[str, Any]:
     used: list[tuple[int, float]] = []  # steps done, processor seconds so far
     while process.poll() is None and not reached(step_rewards(run)):
         time.sleep(POLL_SECONDS)
-        if steps := len(step_rewards(run)):
-            used.append((steps, cpu_seconds(process.pid)))
+        steps, seconds = len(step_rewards(run)), cpu_seconds(process.pid)
+        if steps and seconds >= (used[-1][1] if used else 0.0):  # less: a process has ended
+            used.append((steps, seconds))
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
     process.wait()

@@ -63,6 +63,7 @@ def make_plan(engines=1, prepare=False, name="tiny", steps=3, ranks=1, **changes
         num_active_parameters=1000,
         checkpoint_bytes=12000,
         constant_length=6,
+        attention="blocked",
         bit_exact=True,
     )
     content = PlanContent(
