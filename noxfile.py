@@ -4,6 +4,7 @@
     nox -s quickstart_vllm    the same with a real vLLM server as engine, on the CPU
     nox -s tests         all tests that need no vLLM
     nox -s tests_vllm    the tests against real vLLM servers, on the CPU
+    nox -s gpu           GPU tests and benchmarks; skipped, with the reason, where no GPU is
     nox -s docs          the documentation as a site, its links checked
     nox -s lint          ruff, import contracts, generated reference pages
     nox -s typecheck     pyright
@@ -11,6 +12,8 @@
 On a machine without a GPU, `PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu` in front of
 nox takes PyTorch's CPU build, which is far smaller than the CUDA build.
 """
+
+import shutil
 
 import nox
 
@@ -64,6 +67,17 @@ def tests_vllm(session: nox.Session) -> None:
     install_vllm(session)
     session.install("pytest>=8.3,<10", "pytest-timeout>=2.3,<3")
     session.run("pytest", *(session.posargs or ("tests_vllm",)), env=ONE_THREAD)
+
+
+@nox.session
+def gpu(session: nox.Session) -> None:
+    """Run the tests and benchmarks that need a GPU; arguments go to pytest instead."""
+    if shutil.which("nvidia-smi") is None:
+        session.skip("no NVIDIA driver here: nvidia-smi is not on the PATH")
+    session.install("-e", ".[train,serve]", "pytest>=8.3,<10", "pytest-timeout>=2.3,<3")
+    session.run("pytest", *(session.posargs or ("tests_gpu",)), env=ONE_THREAD)
+    if not session.posargs:
+        session.run("python", "benchmarks/gpu_training.py")
 
 
 @nox.session
