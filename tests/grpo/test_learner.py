@@ -199,6 +199,7 @@ def test_nothing_changes_without_any_signal(groups):
     [
         {"train__packing__max_tokens": 18},
         {"train__packing__max_tokens": 512},
+        {"train__packing__share_prefixes": False},
         {"train__recompute": "block"},
     ],
 )
@@ -218,6 +219,16 @@ def test_the_update_does_not_depend_on_packs_or_recompute(groups, change, aggreg
     )
     assert second["train/grad_norm"] == pytest.approx(first["train/grad_norm"], rel=1e-5)
     assert relative_difference(one, other) <= 1e-5
+
+
+def test_prefixes_that_answers_share_are_computed_once(groups):
+    shared = learner(manifest()).update(groups)
+    apart = learner(manifest(train__packing__share_prefixes=False)).update(groups)
+    documents = sum(len(group.trajectories) for group in groups if len(set(group.rewards)) > 1)
+    tokens = apart["train/num_tokens"]
+    assert apart["train/computed_ratio"] == 1 - documents / tokens
+    assert shared["train/computed_ratio"] < apart["train/computed_ratio"]
+    assert shared["train/num_tokens"] == tokens
 
 
 def test_global_balancing_without_replay_equals_one_pack(groups):

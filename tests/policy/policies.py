@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from miles_olmo.algo.pack import Pack
+from miles_olmo.algo.pack_rows import pack_rows
 from miles_olmo.manifest.models import Model, Train
 from miles_olmo.policy.adapter import Olmo3MoeAdapter, adapter_for
 from miles_olmo.policy.generation import CoreEngineModel
@@ -143,8 +144,9 @@ def pack_of(
     *,
     replay: bool = True,
     indices: list[int] | None = None,
+    share_prefixes: bool | None = None,
 ) -> Pack:
-    """A pack of finished sequences, in the order of `indices`."""
+    """A pack of finished sequences, in the order of `indices`; None: every token is computed."""
     indices = list(range(len(wanted))) if indices is None else indices
     ids, mask, logprobs, routes, lengths = [], [], [], [], []
     for index in indices:
@@ -160,14 +162,20 @@ def pack_of(
         for index, length in zip(indices, lengths, strict=True)
         for _ in range(length)
     ]
+    ids_T, routes_TLK = torch.tensor(ids), torch.cat(routes) if replay else None
+    row_T, token_R = None, None
+    if share_prefixes is not None:
+        row_T, token_R = pack_rows(ids_T, routes_TLK, lengths, share_prefixes=share_prefixes)
     return Pack(
-        ids_T=torch.tensor(ids),
+        ids_T=ids_T,
         document_lengths=tuple(lengths),
         sequence_indices=tuple(indices),
         mask_T=torch.tensor(mask),
         advantages_T=torch.tensor(advantages),
         behaviour_logprobs_T=torch.tensor(logprobs),
-        routes_TLK=torch.cat(routes) if replay else None,
+        routes_TLK=routes_TLK,
+        row_T=row_T,
+        token_R=token_R,
     )
 
 

@@ -20,8 +20,11 @@ def test_engine_logprobs_equal_the_trainers(name):
     sampled = generate(engine(**changes), wanted)
     for recompute in ("none", "block"):
         module = policy(recompute=recompute, **changes)
-        assert largest_difference(module, pack_of(wanted, sampled)) == 0.0
-    assert largest_difference(module, pack_of(wanted, sampled, replay=False)) == 0.0
+        for share_prefixes in (None, False, True):
+            pack = pack_of(wanted, sampled, share_prefixes=share_prefixes)
+            assert largest_difference(module, pack) == 0.0
+            pack = pack_of(wanted, sampled, replay=False, share_prefixes=share_prefixes)
+            assert largest_difference(module, pack) == 0.0
 
 
 @pytest.mark.parametrize("name", ["quickstart", "sigmoid, normalised", "all together"])

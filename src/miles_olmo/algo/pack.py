@@ -11,7 +11,8 @@ Everything is aligned at TOKEN positions. For two documents of 3 and 2 tokens (T
     mask_T         0   0   1   0   1      trained tokens; never True at a document's first token
     routes_TLK     r0  r1  -1  r3  -1     experts of token t as INPUT; a document's last row is -1
 
-The logits row that predicts token t is row t - 1.
+The logits that predict token t are those of token t - 1. Which tokens are computed is in `row_T` and
+`token_R`: see `pack_rows`. R rows are computed.
 """
 
 from __future__ import annotations
@@ -43,10 +44,19 @@ class Pack:
     """Logprobs of the proximal policy, float32 [T]; the behaviour logprobs when None."""
     reference_logprobs_T: torch.Tensor | None = None
     """Logprobs of the reference policy, float32 [T]; None without a KL penalty."""
+    row_T: torch.Tensor | None = None
+    """Row that computes each token, int64 [T], -1 for last tokens; every token its own when None."""
+    token_R: torch.Tensor | None = None
+    """First token of each row, int64 [R]; None together with `row_T`."""
 
     @property
     def num_tokens(self) -> int:
         return int(self.ids_T.numel())
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that are computed."""
+        return self.num_tokens if self.token_R is None else int(self.token_R.numel())
 
     def to(self, device: torch.device) -> Pack:
         """The same pack on a device; itself if it is there already."""

@@ -17,6 +17,7 @@ import torch
 
 from miles_olmo.algo.advantages import GroupAdvantages
 from miles_olmo.algo.pack import Pack
+from miles_olmo.algo.pack_rows import pack_rows
 from miles_olmo.algo.packing import pack_lengths
 from miles_olmo.base.errors import TrainingError
 from miles_olmo.wire.trajectory import NO_ROUTE, ScoredGroup, Segment, Trajectory
@@ -122,30 +123,43 @@ def training_sequences(
     return sequences
 
 
-def build_packs(sequences: Sequence[TrainingSequence], max_tokens: int) -> list[Pack]:
+def build_packs(
+    sequences: Sequence[TrainingSequence], max_tokens: int, *, share_prefixes: bool = True
+) -> list[Pack]:
     """Pack sequences as densely as `pack_lengths` can; each is in exactly one pack.
+
+    Args:
+        share_prefixes: See `pack_rows`.
 
     Raises:
         TrainingError: E311, a sequence is longer than a pack.
     """
     plan = pack_lengths([sequence.num_tokens for sequence in sequences], max_tokens)
-    return [build_pack([sequences[position] for position in pack]) for pack in plan]
+    return [
+        build_pack([sequences[position] for position in pack], share_prefixes=share_prefixes)
+        for pack in plan
+    ]
 
 
-def build_pack(sequences: Sequence[TrainingSequence]) -> Pack:
+def build_pack(sequences: Sequence[TrainingSequence], *, share_prefixes: bool = True) -> Pack:
     """Join sequences into one pack, in the given order."""
     advantages = [
         torch.full((sequence.num_tokens,), sequence.advantage, dtype=torch.float32)
         for sequence in sequences
     ]
+    ids_T, routes_TLK = torch.cat([s.ids_T for s in sequences]), _join_routes(sequences)
+    lengths = tuple(sequence.num_tokens for sequence in sequences)
+    row_T, token_R = pack_rows(ids_T, routes_TLK, lengths, share_prefixes=share_prefixes)
     return Pack(
-        ids_T=torch.cat([sequence.ids_T for sequence in sequences]),
-        document_lengths=tuple(sequence.num_tokens for sequence in sequences),
+        ids_T=ids_T,
+        document_lengths=lengths,
         sequence_indices=tuple(sequence.index for sequence in sequences),
         mask_T=torch.cat([sequence.mask_T for sequence in sequences]),
         advantages_T=torch.cat(advantages),
         behaviour_logprobs_T=torch.cat([s.behaviour_logprobs_T for s in sequences]),
-        routes_TLK=_join_routes(sequences),
+        routes_TLK=routes_TLK,
+        row_T=row_T,
+        token_R=token_R,
     )
 
 

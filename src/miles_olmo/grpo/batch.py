@@ -52,7 +52,8 @@ def update_batch(groups: Sequence[GroupWithAdvantages], manifest: Manifest) -> U
     coverage = route_coverage(sequences)
     if train.replay.enabled:
         coverage.require(train.replay.min_coverage)
-    packs = build_packs(sequences, train.packing.max_tokens)
+    packing = train.packing
+    packs = build_packs(sequences, packing.max_tokens, share_prefixes=packing.share_prefixes)
     constant = manifest.algorithm.constant_length or manifest.rollout.max_response_tokens
     normaliser = LossNormaliser.of_packs(packs, constant_length=constant)
     return UpdateBatch(tuple(sequences), tuple(packs), normaliser, coverage)

@@ -156,6 +156,7 @@ class Learner:
             "train/learning_rate": rate,
             "train/num_packs": share.num_packs,
             "train/num_tokens": share.num_tokens,
+            "train/computed_ratio": share.num_rows / share.num_tokens,
             "train/pack_fill": share.num_tokens / (share.num_packs * train.packing.max_tokens),
         }
 

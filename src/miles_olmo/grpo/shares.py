@@ -36,7 +36,7 @@ EMPTY = Pack(
 )
 """The pack of a pass that nothing is learned from."""
 
-_TENSORS = tuple(f.name for f in fields(Pack) if f.name.rpartition("_")[2] in ("T", "TLK"))
+_TENSORS = tuple(f.name for f in fields(Pack) if f.name.rpartition("_")[2] in ("T", "TLK", "R"))
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class BatchShare:
     """Packs of the global batch."""
     num_tokens: int
     """Tokens of the global batch."""
+    num_rows: int
+    """Of these, the ones that are computed."""
     coverage: float
     """Share of required routes that were recorded, in the global batch."""
 
@@ -97,6 +99,7 @@ def share_out(
             route_counts=counts,
             num_packs=len(batch.packs),
             num_tokens=sum(pack.num_tokens for pack in batch.packs),
+            num_rows=sum(pack.num_rows for pack in batch.packs),
             coverage=batch.coverage.share,
         )
         for packs in deal(batch.packs, num_processes)
@@ -107,7 +110,7 @@ def deal(packs: Sequence[Pack], num_processes: int) -> list[tuple[Pack, ...]]:
     """Packs of each process; of one process, in their own order."""
     if num_processes == 1:
         return [tuple(packs)]
-    by_size = sorted(packs, key=lambda pack: -pack.num_tokens)
+    by_size = sorted(packs, key=lambda pack: -pack.num_rows)
     return [tuple(by_size[rank::num_processes]) for rank in range(num_processes)]
 
 
@@ -133,6 +136,7 @@ def shares_message(shares: Sequence[BatchShare]) -> Message:
                 "num_positions": None if counts is None else counts.num_positions,
                 "num_packs": share.num_packs,
                 "num_tokens": share.num_tokens,
+                "num_rows": share.num_rows,
                 "coverage": share.coverage,
             }
         )
@@ -155,6 +159,7 @@ def shares_of_message(message: Message) -> list[BatchShare]:
                 route_counts=counts,
                 num_packs=value["num_packs"],
                 num_tokens=value["num_tokens"],
+                num_rows=value["num_rows"],
                 coverage=value["coverage"],
             )
         )

@@ -56,11 +56,13 @@ async def _verify(context: JobContext) -> None:
         truncated="score",  # every sampled token is compared
         replay=manifest.train.replay.enabled,
     )
+    packing = manifest.train.packing
+    packs = build_packs(sequences, packing.max_tokens, share_prefixes=packing.share_prefixes)
     bounds = Bounds.of(manifest)
     measured = verify_packs(
         module,
         adapter,
-        [pack.to(device) for pack in build_packs(sequences, manifest.train.packing.max_tokens)],
+        [pack.to(device) for pack in packs],
         temperature=manifest.rollout.temperature,
         coverage=route_coverage(sequences).share,
         weight_differences=differences,

@@ -219,6 +219,8 @@ class Packing(Section):
 
     max_tokens: PositiveInt
     """Longest pack; at least max_prompt_tokens + max_response_tokens."""
+    share_prefixes: bool = True
+    """Compute what answers of a pack have in common from their start (the prompt, mostly) once."""
     packs_per_microbatch: PositiveInt = 1
     """Only 1 works: a microbatch is one pack."""
 

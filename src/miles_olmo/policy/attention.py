@@ -1,7 +1,10 @@
 """Causal attention inside documents, for packs and for decoding against a cache.
 
-Dimension legend: T tokens of a pack, N documents of one padded length, P that length, H query
-heads, G key/value heads, D width of a head, R rows of queries per sequence, C cached positions.
+A pass computes rows; documents are made of rows, and several may hold the same one (`pack_rows`).
+
+Dimension legend: T rows of the pass, I positions of all documents, N documents of one padded length,
+P that length, H query heads, G key/value heads, D width of a head, R rows of queries per sequence, C
+cached positions.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,56 +30,85 @@ class DocumentGroup:
     num_documents: int
     padded_length: int
     rows_NP: torch.Tensor
-    """Pack row of every padded position, flat int64 [N * P]; padding repeats the first row."""
+    """Row of every padded position, flat int64 [N * P]; padding repeats the first row."""
 
 
 @dataclass(frozen=True)
 class DocumentLayout:
-    """Where the documents of a pack are, and how they are gathered for attention."""
+    """Where the documents of a pass are, and how they are gathered for attention."""
 
     positions_T: torch.Tensor
-    """Position of each token in its document, int64 [T]."""
+    """Position of each row in its documents, int64 [T]."""
     groups: tuple[DocumentGroup, ...]
     """None of them with a kernel that takes documents of any length."""
+    rows_I: torch.Tensor | None
+    """Row of every position of every document, int64 [I]; None where these are the rows in order."""
     restore_T: torch.Tensor
-    """Row of each token in the groups' concatenated outputs, int64 [T]."""
+    """Where a row's output is: in the groups' concatenated outputs, or in [I]; int64 [T]."""
     bounds_D1: torch.Tensor
-    """First row of each of the D documents and the end of the last, int32 [D + 1]."""
+    """First position of each of the D documents and the end of the last, int32 [D + 1]."""
     longest: int
-    """Tokens of the longest document."""
+    """Positions of the longest document."""
 
 
 def lay_out(
-    document_lengths: Sequence[int], rules: NumericRules, device: torch.device
+    document_lengths: Sequence[int],
+    rules: NumericRules,
+    device: torch.device,
+    rows: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> DocumentLayout:
-    """Group the documents of a pack by padded length, so that each group is one attention call."""
-    by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    positions: list[int] = []
-    bounds = [0, *accumulate(document_lengths)]
+    """Group documents by padded length, so that each group is one attention call.
+
+    Args:
+        document_lengths: Tokens of each document.
+        rows: Row of each token and first token of each row, as `pack_rows` gives them; the last
+            token of each document has no row. None: every token is a row.
+    """
+    dropped = 0 if rows is None else 1
+    documents: list[tuple[int, int]] = []
     start = 0
     for length in document_lengths:
-        by_length[rules.padded(length)].append((start, length))
-        positions.extend(range(length))
+        if length > dropped:
+            documents.append((start, length - dropped))
         start += length
+    tokens = [token for first, length in documents for token in range(first, first + length)]
+    positions, places = [0] * start, [0] * start
+    for first, length in documents:
+        positions[first : first + length] = range(length)
+    by_length: dict[int, list[tuple[int, int]]] = defaultdict(list)
     if rules.attention == "varlen":
-        by_length.clear()
-    groups, restore, offset = [], [0] * start, 0
-    for padded_length, documents in sorted(by_length.items()):
-        rows: list[int] = []
+        for place, token in enumerate(tokens):
+            places[token] = place
+    else:
         for first, length in documents:
-            restore[first : first + length] = range(offset, offset + length)
-            rows.extend(range(first, first + length))
-            rows.extend([first] * (padded_length - length))
+            by_length[rules.padded(length)].append((first, length))
+    groups, offset = [], 0
+    for padded_length, members in sorted(by_length.items()):
+        padded: list[int] = []
+        for first, length in members:
+            places[first : first + length] = range(offset, offset + length)
+            padded.extend(range(first, first + length))
+            padded.extend([first] * (padded_length - length))
             offset += padded_length
-        groups.append(
-            DocumentGroup(len(documents), padded_length, torch.tensor(rows, device=device))
-        )
+        tokens_NP = torch.tensor(padded, device=device)
+        rows_NP = tokens_NP if rows is None else rows[0][tokens_NP]
+        groups.append(DocumentGroup(len(members), padded_length, rows_NP))
+    rows_I, position_T, place_T = None, torch.tensor(positions), torch.tensor(places)
+    position_T, place_T = position_T.to(device), place_T.to(device)
+    if rows is not None:
+        row_T, token_R = rows
+        if len(tokens) != len(token_R):
+            rows_I = row_T[torch.tensor(tokens, device=device)]
+        position_T, place_T = position_T[token_R], place_T[token_R]
     return DocumentLayout(
-        positions_T=torch.tensor(positions, device=device),
+        positions_T=position_T,
         groups=tuple(groups),
-        restore_T=torch.tensor(restore, device=device),
-        bounds_D1=torch.tensor(bounds, dtype=torch.int32, device=device),
-        longest=max(document_lengths),
+        rows_I=rows_I,
+        restore_T=place_T,
+        bounds_D1=torch.tensor(
+            [0, *accumulate(length for _, length in documents)], dtype=torch.int32, device=device
+        ),
+        longest=max(length for _, length in documents),
     )
 
 
@@ -103,7 +136,7 @@ def attend_documents(
     for group in layout.groups:
         shape = (group.num_documents, group.padded_length)
         q, k, v = (
-            x.index_select(0, group.rows_NP).view(*shape, *x.shape[1:]).transpose(1, 2)
+            gather_rows(x, group.rows_NP).view(*shape, *x.shape[1:]).transpose(1, 2)
             for x in (q_THD, k_TGD, v_TGD)
         )
         if rules.attention == "blocked":
@@ -133,6 +166,8 @@ def attend_varlen(
     """`attend_documents` as one FlashAttention call (torch's own kernel; 16-bit, CUDA)."""
     from torch.nn.attention.varlen import varlen_attn
 
+    if layout.rows_I is not None:
+        q_THD, k_TGD, v_TGD = (gather_rows(x, layout.rows_I) for x in (q_THD, k_TGD, v_TGD))
     heads, kv_heads = q_THD.shape[1], k_TGD.shape[1]
     if heads != kv_heads:  # torch 2.10 and 2.11 know no grouped queries here
         k_TGD, v_TGD = (x.repeat_interleave(heads // kv_heads, dim=1) for x in (k_TGD, v_TGD))
@@ -148,7 +183,28 @@ def attend_varlen(
         window_size=(left, 0),
     )
     assert isinstance(out, torch.Tensor)
-    return out.reshape(len(q_THD), -1)
+    out = out.reshape(len(q_THD), -1)
+    return out if layout.rows_I is None else out.index_select(0, layout.restore_T)
+
+
+def gather_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """`x[rows]`; gradients of a row that is taken several times are added up in float32."""
+    return _Gather.apply(x, rows) if x.dtype != torch.float32 else x.index_select(0, rows)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.num_rows = len(x)
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (rows,) = ctx.saved_tensors
+        gradient = gradients[0].float()
+        sums = gradient.new_zeros(ctx.num_rows, *gradient.shape[1:])
+        return sums.index_add_(0, rows, gradient).to(gradients[0].dtype), None
 
 
 def attend_cached(

@@ -5,6 +5,8 @@ Dimension legend: T tokens, K experts per token, E experts, P rows sent to exper
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from olmo_core.nn.moe.v2.routed_experts import RoutedExperts
@@ -48,13 +50,35 @@ def expert_rows(
     slot_of_assignment = torch.empty_like(order)
     slot_of_assignment[order] = slots
 
-    rows = x_TD.index_select(0, source_P)
+    rows = _ToExperts.apply(x_TD, source_P, slot_of_assignment.view(num_tokens, top_k))
     offsets_E = torch.cumsum(sizes_E, 0, dtype=torch.int32)
     up_gate = F.grouped_mm(rows, experts.w_up_gate.transpose(1, 2), offs=offsets_E)
     hidden = experts.chunk_and_activate(up_gate)
     out_PD = F.grouped_mm(hidden, experts.w_down, offs=offsets_E)
 
     return out_PD.index_select(0, slot_of_assignment).view(num_tokens, top_k, -1)
+
+
+class _ToExperts(torch.autograd.Function):
+    """Copies tokens to the rows of their experts: `x[source_P]`.
+
+    The gradient of a token is the sum over its own rows, gathered and added in float32. Gradients of
+    padding rows are zero and are not read.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TD: torch.Tensor, source_P: torch.Tensor, slots_TK: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(slots_TK)
+        return x_TD.index_select(0, source_P)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (slots_TK,) = ctx.saved_tensors
+        rows_PD = gradients[0]
+        own = rows_PD.index_select(0, slots_TK.view(-1)).view(*slots_TK.shape, -1)
+        return own.sum(dim=1), None, None  # 16-bit sums are taken in float32, rounded once
 
 
 def combine_experts(

@@ -25,8 +25,8 @@ from miles_olmo.policy.ranks import ALONE, Ranks
 class RouterStatistics:
     """How the routers of one forward pass behaved; sums, so that packs can be added up.
 
-    L routed layers, E experts. Counted positions are those whose routing was replayed, or all
-    positions without replay.
+    L routed layers, E experts. Counted positions are tokens that are the input of another: those
+    whose routing was replayed, or all of them without replay.
     """
 
     counts_LE: torch.Tensor

@@ -1,8 +1,8 @@
 """Logprobs of a pack under a policy on the portable block.
 
 Routes cover ALL layers; those of a dense layer mean nothing, are 0 where an engine made them, and are
-not read. Dimension legend: T tokens of the pack, L layers, K experts per token, M masked tokens,
-V vocabulary.
+not read. Dimension legend: T tokens of the pack, R rows that are computed of it (`algo.pack_rows`),
+L layers, K experts per token, M masked tokens, V vocabulary.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def forward_pack(module: PortableModel, pack: Pack, *, temperature: float) -> Pa
         TrainingError: E330, a recorded route does not fit the policy.
     """
     targets_M = pack.mask_T.nonzero()[:, 0]
-    hidden, router = _run(module, pack, targets_M - 1)
+    rows_M = targets_M - 1 if pack.row_T is None else pack.row_T[targets_M - 1]
+    hidden, router = _run(module, pack, rows_M)
     picked_M, entropy_M = _score(module, hidden, pack.ids_T[targets_M], temperature)
     zeros_T = torch.zeros(pack.num_tokens, device=pack.ids_T.device)
     return PackOutput(
@@ -151,43 +152,60 @@ def _run(
     module: PortableModel, pack: Pack, rows_M: torch.Tensor
 ) -> tuple[torch.Tensor, RouterStatistics]:
     """Hidden rows `[M, D]` for the head, padded to `min_rows`, and the router statistics."""
-    ids_T, lengths = _padded_ids(pack, module.rules)
-    layout = lay_out(lengths, module.rules, ids_T.device)
+    ids, layout = _padded_rows(pack, module.rules)
     sin_TD, cos_TD = module.rotary_at(layout.positions_T)
-    replayed_T, forced_LTK = _forced_routes(module, pack, len(ids_T))
-    in_pack_T = torch.arange(len(ids_T), device=ids_T.device) < pack.num_tokens
-    recorder = StatisticsRecorder(
-        module.n_layers,
-        module.router.gating_function,
-        in_pack_T if replayed_T is None else replayed_T,
-        replayed_T,
-    )
+    replayed, forced_LRK = _forced_routes(module, pack, len(ids))
+    tokens_per_row = _tokens_per_row(pack, len(ids))
+    counted = tokens_per_row if replayed is None else tokens_per_row * replayed
+    recorder = StatisticsRecorder(module.n_layers, module.router.gating_function, counted, replayed)
     rows = torch.cat([rows_M, rows_M.new_zeros(max(0, module.rules.min_rows - len(rows_M)))])
     view = PackedView(layout, module.rules)
-    forward_pass = ForwardPass(sin_TD, cos_TD, view, forced_LTK, recorder, rows)
-    hidden = module.hidden_rows(ids_T, forward_pass)
-    ends = torch.tensor(pack.document_lengths).cumsum(0) - 1
+    forward_pass = ForwardPass(sin_TD, cos_TD, view, forced_LRK, recorder, rows)
+    hidden = module.hidden_rows(ids, forward_pass)
     num_required = pack.num_tokens - len(pack.document_lengths)
-    num_replayed = 0
-    if replayed_T is not None:
-        num_replayed = int(replayed_T.sum() - replayed_T[ends.to(ids_T.device)].sum())
-    statistics = recorder.statistics(num_required=num_required, num_replayed=num_replayed)
+    num_replayed = 0 if replayed is None else int(counted.sum())
+    statistics = recorder.statistics(
+        num_positions=num_required if replayed is None else num_replayed,
+        num_required=num_required,
+        num_replayed=num_replayed,
+    )
     return hidden, statistics
 
 
-def _padded_ids(pack: Pack, rules: NumericRules) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """Ids and document lengths, with one more document where the pass needs more rows."""
-    missing = rules.missing_rows(pack.num_tokens)
-    if missing == 0:
-        return pack.ids_T, pack.document_lengths
-    padding = pack.ids_T.new_zeros(missing)
-    return torch.cat([pack.ids_T, padding]), (*pack.document_lengths, missing)
+def _padded_rows(pack: Pack, rules: NumericRules) -> tuple[torch.Tensor, DocumentLayout]:
+    """Ids of the rows and their layout, with one more document where the pass needs more rows."""
+    device, lengths, rows = pack.ids_T.device, pack.document_lengths, None
+    missing = rules.missing_rows(pack.num_rows)
+    ids = pack.ids_T
+    if pack.row_T is not None and pack.token_R is not None:
+        ids = ids[pack.token_R]
+        rows = (pack.row_T, pack.token_R)
+        if missing:  # a document has one token more than rows
+            own = torch.arange(missing, device=device)
+            row_T = torch.cat([pack.row_T, own + pack.num_rows, own.new_zeros(1)])
+            rows = (row_T, torch.cat([pack.token_R, own + pack.num_tokens]))
+            lengths = (*lengths, missing + 1)
+    elif missing:
+        lengths = (*lengths, missing)
+    if missing:
+        ids = torch.cat([ids, ids.new_zeros(missing)])
+    return ids, lay_out(lengths, rules, device, rows)
+
+
+def _tokens_per_row(pack: Pack, num_rows: int) -> torch.Tensor:
+    """Tokens of the pack that each row stands for, float32 [R]; a document's last is not counted."""
+    counts = torch.zeros(num_rows, device=pack.ids_T.device)
+    ends = torch.tensor(pack.document_lengths).cumsum(0).to(pack.ids_T.device) - 1
+    rows_T = torch.arange(pack.num_tokens, device=ends.device) if pack.row_T is None else pack.row_T
+    ones_T = torch.ones(pack.num_tokens, device=ends.device)
+    ones_T[ends] = 0.0
+    return counts.index_add_(0, rows_T.clamp(min=0), ones_T)
 
 
 def _forced_routes(
     module: PortableModel, pack: Pack, num_rows: int
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Rows to replay, bool [T], and experts to force, int64 [L, T, K]; both None without replay."""
+    """Rows to replay, bool [R], and experts to force, int64 [L, R, K]; both None without replay."""
     if pack.routes_TLK is None:
         return None, None
     router = module.router
@@ -206,10 +224,11 @@ def _forced_routes(
             why=f"the policy has experts 0 to {router.num_experts - 1}, and -1 marks no route",
             fix="serve and train the same model.shape",
         )
-    replayed_T = (pack.routes_TLK >= 0).all(dim=-1).all(dim=-1)
-    forced_TLK = torch.where(replayed_T[:, None, None], pack.routes_TLK, -1)
-    missing = num_rows - pack.num_tokens
+    routes_RLK = pack.routes_TLK if pack.token_R is None else pack.routes_TLK[pack.token_R]
+    replayed = (routes_RLK >= 0).all(dim=-1).all(dim=-1)
+    forced_RLK = torch.where(replayed[:, None, None], routes_RLK, -1)
+    missing = num_rows - len(routes_RLK)
     if missing > 0:
-        forced_TLK = torch.cat([forced_TLK, forced_TLK.new_full((missing, *expected[1:]), -1)])
-        replayed_T = torch.cat([replayed_T, replayed_T.new_zeros(missing)])
-    return replayed_T, forced_TLK.transpose(0, 1)
+        forced_RLK = torch.cat([forced_RLK, forced_RLK.new_full((missing, *expected[1:]), -1)])
+        replayed = torch.cat([replayed, replayed.new_zeros(missing)])
+    return replayed, forced_RLK.transpose(0, 1)

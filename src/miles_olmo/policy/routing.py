@@ -109,18 +109,18 @@ class StatisticsRecorder:
         self,
         num_layers: int,
         gating: MoERouterGatingFunction,
-        counted_T: torch.Tensor,
+        weights_T: torch.Tensor,
         replayed_T: torch.Tensor | None,
     ) -> None:
         """
         Args:
             num_layers: All layers; dense ones are never observed and have no statistics.
             gating: Sigmoid scores are normalised to sum to 1 before they are summed.
-            counted_T: Rows that count, bool [T].
+            weights_T: How many tokens each row counts for, float32 [T].
             replayed_T: Rows whose route is forced, bool [T]; None without replay.
         """
         self._gating = gating
-        self._counted_T = counted_T
+        self._weights_T = weights_T
         self._replayed_T = replayed_T
         self._layers: list[tuple[torch.Tensor, ...] | None] = [None] * num_layers
 
@@ -128,7 +128,7 @@ class StatisticsRecorder:
         scores_TE = decision.scores_TE
         if self._gating == MoERouterGatingFunction.sigmoid:
             scores_TE = scores_TE / scores_TE.sum(dim=-1, keepdim=True)
-        weights_T = self._counted_T.to(scores_TE.dtype)
+        weights_T = self._weights_T
         probability_sums_E = weights_T @ scores_TE
         z_sum = weights_T @ decision.logits_TE.logsumexp(dim=-1).square()
         # A recomputed block must build the same graph again, but its sums were taken already.
@@ -139,15 +139,17 @@ class StatisticsRecorder:
             self._layers[layer] = (counts_E, probability_sums_E, z_sum, mismatch)
 
     def _count_mismatches(self, decision: RoutingDecision) -> torch.Tensor:
-        """Replayed rows whose native set of experts differs from the recorded one, int64 scalar."""
+        """Replayed tokens whose native set of experts differs from the recorded one, int64 scalar."""
         if self._replayed_T is None:
             return torch.zeros((), dtype=torch.int64, device=decision.indices_TK.device)
         differs_T = (
             decision.indices_TK.sort(dim=-1).values != decision.native_TK.sort(dim=-1).values
         ).any(dim=-1)
-        return (differs_T & self._replayed_T).sum()
+        return (self._weights_T * (differs_T & self._replayed_T)).sum().long()
 
-    def statistics(self, *, num_required: int, num_replayed: int) -> RouterStatistics:
+    def statistics(
+        self, *, num_positions: int, num_required: int, num_replayed: int
+    ) -> RouterStatistics:
         """The sums of all layers."""
         counts, probabilities, z_sums, mismatches = zip(
             *[layer for layer in self._layers if layer is not None], strict=True
@@ -156,7 +158,7 @@ class StatisticsRecorder:
             counts_LE=torch.stack(counts),
             probability_sums_LE=torch.stack(probabilities),
             z_sums_L=torch.stack(z_sums),
-            num_positions=int(self._counted_T.sum()),
+            num_positions=num_positions,
             num_required=num_required,
             num_replayed=num_replayed,
             native_mismatch_L=torch.stack(mismatches),

@@ -173,6 +173,12 @@ UPDATE = (
     Metric("train/num_updates", "updates", "Optimizer updates since the start.", when=_TRAINED),
     Metric("train/num_packs", "packs", "Packs per update.", when=_TRAINED),
     Metric("train/num_tokens", "tokens", "Tokens per update, prompts included.", when=_TRAINED),
+    Metric(
+        "train/computed_ratio",
+        "share",
+        "Part of these tokens that is computed: shared prefixes are computed once.",
+        when=_TRAINED,
+    ),
     Metric("train/pack_fill", "share", "Part of the packs that is filled.", when=_TRAINED),
 )
 
