@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -88,6 +89,23 @@ def test_detach_status_logs_and_cancel(launcher, miles):
     assert (code, output) == (0, "r was not running: it was cancelled\n")
     follow = miles("logs", "r", "--job", "trainer", "--lines", 1, "--follow")
     assert follow[0] == 0 and re.fullmatch(r"step \d+\n", follow[1])
+
+
+def test_a_copy_of_a_living_run_is_not_running_and_cannot_end_it(launcher, miles):
+    miles("launch", launcher.write_plan(make_plan()), "--detach", "--name", "r", behave=LONG)
+    copy, original = launcher.runs / "copy", launcher.run("r").root
+    shutil.copytree(original, copy)
+    code, output, _ = miles("status", "copy")
+    assert code == 0 and "a copy, not running" in output and "pid" not in output
+    assert f"it was copied from {original}" in output
+    assert re.search(r"r +running .*\n?", miles("status")[1])
+    code, output, _ = miles("cancel", "copy")
+    assert (code, output) == (0, f"copy was not running: it is a copy of {original}\n")
+    assert miles("logs", "copy", "--follow")[0] == 0  # ends at once
+    step = read_status(original).step
+    assert wait_until(lambda: read_status(original).step > step + 2)
+    assert read_status(original).outcome == "running"
+    shutil.rmtree(copy)
 
 
 def test_following_logs_shows_everything_until_the_run_ends(launcher, miles):

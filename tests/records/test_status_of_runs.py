@@ -21,7 +21,7 @@ from miles_olmo.launch.summary import (
 )
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.receipts import ReceiptLog
-from miles_olmo.records.status import list_runs, read_status
+from miles_olmo.records.status import directory_identity, list_runs, read_status
 
 DEAD = ProcessIdentity(2**22 + 5, "1", "an earlier boot")
 
@@ -36,7 +36,10 @@ def run(tmp_path):
 
 
 def supervise(run, identity, attempt=1, age=0.0):
-    control = {"supervisor": identity.as_json(), "attempt": attempt, "state": "running", "jobs": {}}
+    control = {
+        "directory": directory_identity(run),
+        **{"supervisor": identity.as_json(), "attempt": attempt, "state": "running", "jobs": {}},
+    }
     run.control.write_text(json.dumps(control))
     moment = time.time() - age
     os.utime(run.control, (moment, moment))
@@ -80,6 +83,22 @@ def test_on_another_machine_a_fresh_control_file_means_running(run):
     assert read_status(run.root).outcome == "running"
     supervise(run, DEAD, age=100)
     assert read_status(run.root).outcome == "crashed"
+
+
+@pytest.mark.parametrize("identity", ["here", "elsewhere"])
+def test_a_copy_of_a_living_run_is_told_from_the_run(run, identity):
+    supervise(run, me() if identity == "here" else DEAD)
+    receive(run, ("attempt-started", {}))
+    copy = run.root.with_name("copy")
+    shutil.copytree(run.root, copy)
+    assert read_status(run.root).outcome == "running"
+    status = read_status(copy)
+    assert (status.outcome, status.copied_from) == ("crashed", str(run.root))
+    assert outcome_text(status) == "a copy, not running" and not status.jobs
+    run.root.rename(moved := run.root.with_name("moved"))
+    assert read_status(moved).outcome == "running"
+    receive(RunDirectory(copy), ("run-finished", {}))
+    assert read_status(copy).copied_from is None  # a whole record, wherever it lies
 
 
 @pytest.mark.parametrize("ending", ["finished", "failed", "cancelled"])

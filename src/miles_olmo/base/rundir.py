@@ -3,7 +3,7 @@
 runs/<run id>/
   plan.json                      the plan this run executes
   token                          the run's bearer token (0600), removed when the run ends
-  control.json                   pid, host and ports of the live run (supervisor's)
+  control.json                   this very directory, its supervisor and its jobs
   trainer.json                   where the trainer's processes meet, if there are several
   receipts/<writer>.jsonl        one hash chain per writer
   metrics.jsonl                  one line per step

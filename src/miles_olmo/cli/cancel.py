@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from miles_olmo.api.running import cancel, read_status
+from miles_olmo.api.running import RunStatus, cancel, read_status
 from miles_olmo.cli.options import json_option
 from miles_olmo.cli.run_options import run_argument, runs_option
 
@@ -26,8 +26,10 @@ def cancel_command(run: str, runs: Path, as_json: bool) -> None:
         print(f"{status.run_id} {status.outcome}")
         print(f"  resume   miles launch --resume {status.run_id}")
     else:
-        print(f"{status.run_id} was not running: it {_ended(status.outcome)}")
+        print(f"{status.run_id} was not running: it {_ended(status)}")
 
 
-def _ended(outcome: str) -> str:
-    return f"was {outcome}" if outcome == "cancelled" else outcome
+def _ended(status: RunStatus) -> str:
+    if status.copied_from:
+        return f"is a copy of {status.copied_from}"
+    return "was cancelled" if status.outcome == "cancelled" else status.outcome

@@ -115,7 +115,9 @@ def _troubles(status: RunStatus) -> list[str]:
         code = f"{error['code']}: " if error.get("code") else ""
         clauses = "; ".join(t for key in ("what", "why", "fix") if (t := error.get(key)))
         lines.append(f"error of {error.get('job') or 'the supervisor'}: {code}{clauses}")
-    if status.outcome == "crashed":
+    if status.copied_from:
+        lines.append(f"nothing works on it: it was copied from {status.copied_from}")
+    elif status.outcome == "crashed":
         lines.append(
             "its supervisor is gone and wrote no ending (killed, or the machine went down)"
         )

@@ -17,7 +17,12 @@ from miles_olmo.base.files import write_atomic, write_json
 from miles_olmo.base.processes import ProcessIdentity
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.children import JobProcess
-from miles_olmo.records.status import HEARTBEAT_SECONDS, is_supervised, read_control
+from miles_olmo.records.status import (
+    HEARTBEAT_SECONDS,
+    directory_identity,
+    is_supervised,
+    read_control,
+)
 
 CONTROL_SCHEMA = "miles-olmo/control/v1"
 _LEFTOVER_SECONDS = 15.0
@@ -70,6 +75,7 @@ class ControlFile:
         self._run = run
         self._content: dict[str, Any] = {
             "schema": CONTROL_SCHEMA,
+            "directory": directory_identity(run),
             "supervisor": identity.as_json(),
             "attempt": attempt,
             "state": "created",

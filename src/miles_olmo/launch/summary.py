@@ -59,7 +59,7 @@ def progress_text(status: RunStatus) -> str:
 
 def outcome_text(status: RunStatus) -> str:
     """How the run stands, with what a plain word would hide: "finished, every step skipped"."""
-    text: str = status.outcome
+    text: str = "a copy, not running" if status.copied_from else status.outcome
     num_steps = sum(row.phase == "train" for row in status.history)
     if num_steps and status.skipped_steps == num_steps:
         text += ", every step skipped"

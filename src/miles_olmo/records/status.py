@@ -1,7 +1,8 @@
 """The state of a run, read from its files alone: while it runs, after it ended, after a crash.
 
 No process is asked. Whether the run still lives is decided by the identity of its supervisor (pid
-and start time) in `control.json`; on another machine, by how fresh that file is.
+and start time) in `control.json`; on another machine, by how fresh that file is. The file names the
+directory it was written in, so that a copy of a run is not taken for the run.
 """
 
 from __future__ import annotations
@@ -104,6 +105,9 @@ class RunStatus:
     engines: tuple[EngineStatus, ...] = ()
     error: dict[str, Any] | None = None
     """The error of a failed or crashed run: {job, code, what, why, fix, details}."""
+    copied_from: str | None = None
+    """Set for a copy that was taken of a run's directory while the run was going: where that was.
+    Nothing works on the copy, whatever becomes of the run."""
     problems: tuple[str, ...] = ()
     """Records that are damaged or unreadable."""
 
@@ -124,6 +128,9 @@ def read_status(run_directory: Path) -> RunStatus:
     problems: list[str] = []
     plan = _read_json(run.plan, problems)
     control = _read_json(run.control, problems)
+    copied_from = None
+    if not is_own_control(run, control):  # its processes work on another directory
+        copied_from, control = _written_in(control), {}
     chain = merge_receipts(run.receipts)
     problems += [str(problem) for problem in chain.problems if problem.kind != "missing"]
     metrics = read_metrics(run.metrics)
@@ -156,6 +163,7 @@ def read_status(run_directory: Path) -> RunStatus:
         jobs=_jobs(control, launcher, number),
         engines=_engines(run, control, number),
         error=_error(chain.events, number) if outcome in ("failed", "crashed") else None,
+        copied_from=copied_from if outcome == "crashed" else None,
         problems=tuple(problems),
     )
 
@@ -173,10 +181,30 @@ def supervisor_identity(control: dict[str, Any]) -> ProcessIdentity | None:
     return _identity({"process": control.get("supervisor")})
 
 
+def directory_identity(run: RunDirectory) -> dict[str, Any]:
+    """What tells a run's directory from a copy of it; it stays when the directory is renamed."""
+    state = run.root.stat()
+    return {"path": str(run.root.absolute()), "device": state.st_dev, "inode": state.st_ino}
+
+
+def is_own_control(run: RunDirectory, control: dict[str, Any]) -> bool:
+    """Whether `control.json` was written in this very directory, and not copied with it.
+
+    Machines number their devices differently: on another one than the supervisor's, the inode counts.
+    """
+    written, identity = _section(control, "directory"), supervisor_identity(control)
+    keys = ("device", "inode") if identity is not None and identity.is_here else ("inode",)
+    try:
+        here = directory_identity(run)
+    except OSError:
+        return False
+    return all(written.get(key) == here[key] for key in keys)
+
+
 def is_supervised(run: RunDirectory, control: dict[str, Any]) -> bool:
-    """Whether the run's supervisor lives."""
+    """Whether the supervisor of this very directory lives."""
     identity = supervisor_identity(control)
-    if identity is None:
+    if identity is None or not is_own_control(run, control):
         return False
     if identity.is_here:
         return identity.is_alive
@@ -203,6 +231,11 @@ def _section(value: dict[str, Any], key: str) -> dict[str, Any]:
     """A table of a document that may be damaged; empty when it is none."""
     inner = value.get(key)
     return inner if isinstance(inner, dict) else {}
+
+
+def _written_in(control: dict[str, Any]) -> str | None:
+    path = _section(control, "directory").get("path")
+    return path if isinstance(path, str) else None
 
 
 def _whole(value: Any) -> int:
