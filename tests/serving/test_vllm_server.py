@@ -85,6 +85,41 @@ def test_the_end_of_a_serving_server_is_an_error_with_its_last_lines(started):
     assert "CUDAError: gone" in error.why
 
 
+HARMLESS = "(APIServer pid=1) WARNING 12-06 19:08:27 [a.py:9] errors like `OSError: [Errno 24]`"
+RAISED = "(Worker pid=3) ERROR 12-06 19:09:09 [b.py:5] RuntimeError: CPU Generator has no offset"
+FOLLOWED = [
+    "(EngineCore pid=2) ERROR 12-06 19:09:09 [c.py:8]     raise RuntimeError(",
+    "(EngineCore pid=2) ERROR 12-06 [c.py:8] RuntimeError: Worker failed with error 'CPU Generator', "
+    "please check the stack trace above for the root cause",
+    *["(APIServer pid=1) ERROR vllm.v1.engine.exceptions.EngineDeadError: encountered an issue."]
+    * 40,
+    "asyncio.exceptions.CancelledError",
+]
+DIED = "(EngineCore pid=2) ERROR 12-06 [m.py:3] Worker proc VllmWorker-0 died unexpectedly"
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ([HARMLESS, RAISED, *FOLLOWED], RAISED),
+        ([HARMLESS, DIED, *FOLLOWED[2:]], DIED),
+        ([RAISED, "wait", DIED, *FOLLOWED[2:]], DIED),
+        ([RAISED, "wait", "bye", ""], "bye"),
+        ([], "nothing"),
+    ],
+)
+def test_the_cause_of_an_end_is_found_among_what_follows_from_it(
+    started, monkeypatch, lines, cause
+):
+    monkeypatch.setattr("miles_olmo.serving.server.CAUSE_SECONDS", 1.0)
+    show = f"""
+    for line in {lines!r}:
+        time.sleep(2) if line == "wait" else print(line, flush=True)
+    """
+    server = started("    import time" + show)
+    assert server.wait_for_end().why == f"its output says: {cause}"
+
+
 def test_a_server_that_ignores_sigterm_is_killed(started, monkeypatch):
     monkeypatch.setattr("miles_olmo.serving.server.STOP_SECONDS", 0.3)
     ignore = "\n    import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)"
@@ -166,6 +201,20 @@ def test_the_command_line_holds_no_secret_and_puts_the_token_check_in_front(quic
     )
     # A key of the user's own would make vLLM refuse every request that has the run's token.
     assert command.environment["VLLM_API_KEY"] == ""
+
+
+def test_on_a_cpu_no_prompt_is_computed_in_parts(quickstart, tmp_path):
+    def argv(of, device="cpu"):
+        return server_command(of, tmp_path, host="127.0.0.1", port=1, device=device).argv
+
+    small = manifest(quickstart)
+    shape = small.model.shape.model_copy(update={"max_position_embeddings": 5000})
+    long = small.model_copy(update={"model": small.model.model_copy(update={"shape": shape})})
+    wide = manifest(quickstart, max_batch_size=3000)
+    for each, tokens in ((small, "2048"), (long, "5000"), (wide, "3000")):
+        assert "--no-enable-chunked-prefill" in argv(each)
+        assert argv(each)[argv(each).index("--max-num-batched-tokens") + 1] == tokens
+    assert not {"--no-enable-chunked-prefill", "--max-num-batched-tokens"} & set(argv(long, "cuda"))
 
 
 def test_the_cache_holds_every_sequence_of_a_full_batch(quickstart):

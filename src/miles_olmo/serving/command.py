@@ -19,6 +19,10 @@ PLUGIN = "miles-olmo"
 """Our entry point in `vllm.general_plugins`; others stay out of an engine."""
 
 
+VLLM_STEP_TOKENS = 2048
+"""What vLLM itself takes on a CPU."""
+
+
 @dataclass(frozen=True)
 class ServerCommand:
     """How one server is started."""
@@ -66,12 +70,24 @@ def server_command(
         DIRECTORY_VARIABLE: str(served),
     }
     if device == "cpu":
-        argv.append("--enforce-eager")
+        argv += ["--enforce-eager", "--no-enable-chunked-prefill"]  # see `step_tokens`
+        argv += ["--max-num-batched-tokens", str(step_tokens(manifest))]
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib(manifest))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # launch.threads decides, not vLLM
     else:
         argv += ["--gpu-memory-utilization", str(gpu_memory_share(engines))]
     return ServerCommand(tuple(argv), environment)
+
+
+def step_tokens(manifest: Manifest) -> int:
+    """Most tokens that vLLM computes in one step on a CPU: any whole prompt, and one of each sequence.
+
+    A prompt that does not fit beside others waits for the next step. In parts it would end the
+    server: vLLM turns back the random numbers of a seeded request whose prompt goes on, and no
+    generator of a CPU can.
+    """
+    longest = manifest.model.shape.max_position_embeddings
+    return max(VLLM_STEP_TOKENS, longest, manifest.engines.max_batch_size)
 
 
 def gpu_memory_share(engines: Engines) -> float:

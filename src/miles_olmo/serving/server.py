@@ -28,8 +28,14 @@ from miles_olmo.wire import protocol
 from miles_olmo.wire.protocol import SUPPORTED_VLLM, release_number
 
 LAST_LINES = 30
-_CAUSE = re.compile(r"\w+Error\b|died unexpectedly|out of memory|Killed")
-"""Lines of the server's output that say why it ended; much may follow them."""
+_RAISED = re.compile(r"\w+(?:Error|Exception)\b|out of memory|Killed")
+"""Lines of the server's output that may say why it ended; much may follow them."""
+_FOLLOWED = re.compile(r"root cause|EngineDeadError|died unexpectedly")
+"""Lines of one process about the end of another: a request that met a dead engine, and the like."""
+_HARMLESS = re.compile(r"\b(?:DEBUG|INFO|WARNING) \d|(?:^|[\])]) {2,}\S")
+"""Lines that may name an error and report none: by their level, or as source code in a traceback."""
+CAUSE_SECONDS = 10.0
+"""An error that came longer before the end than this was survived."""
 POLL_SECONDS = 0.25
 STOP_SECONDS = 5.0
 """Between SIGTERM and SIGKILL when the job ends."""
@@ -51,7 +57,8 @@ class VllmServer:
         self.host, self.port = host, port
         self._token = token
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._causes: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._raised: tuple[float, str] | None = None
+        self._followed: tuple[float, str] | None = None
         self._child = subprocess.Popen(
             command.argv,
             env={**os.environ, **command.environment},
@@ -140,10 +147,29 @@ class VllmServer:
         assert self._child.stdout is not None
         for line in self._child.stdout:
             self._lines.append(line.rstrip("\n"))
-            if _CAUSE.search(line):
-                self._causes.append(line.strip())
+            self._note_cause(line.rstrip())
             sys.stdout.write(line)
             sys.stdout.flush()
+
+    def _note_cause(self, line: str) -> None:
+        """Remember the last error before the first line that is about the end of a process."""
+        if self._followed or _HARMLESS.search(line):
+            return
+        if _FOLLOWED.search(line):
+            self._followed = (time.monotonic(), line)
+        elif _RAISED.search(line):
+            self._raised = (time.monotonic(), line)
+
+    def _cause(self) -> str:
+        """The line of the output that says most about why the server ended or does not answer."""
+        if self._raised:
+            raised, line = self._raised
+            has_ended = self._child.poll() is not None
+            end = self._followed[0] if self._followed else time.monotonic() if has_ended else raised
+            if end - raised <= CAUSE_SECONDS:
+                return line
+        lines = [line for line in self._lines if line.strip()]
+        return self._followed[1] if self._followed else (lines or ["nothing"])[-1].strip()
 
     def _is_healthy(self) -> bool:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=2.0)
@@ -162,12 +188,10 @@ class VllmServer:
     def _error(self, code: str, what: str) -> EngineError:
         self._reader.join(timeout=1.0)  # what it wrote last may still be in the pipe
         lines = list(self._lines)
-        died = [line for line in self._causes if "died unexpectedly" in line]
-        shown = (died or list(self._causes) or lines or ["it wrote nothing"])[-1].strip()
         return EngineError(
             code,
             what,
-            why=f"its last word was: {shown[:300]}",
+            why=f"its output says: {self._cause()[:300]}",
             fix="read the engine's log; free memory if it was killed",
             last_lines=lines,
         )
