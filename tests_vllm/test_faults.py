@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from miles_olmo.base.errors import EngineError
-from miles_olmo.base.processes import group_members
+from miles_olmo.base.processes import descendants, group_members
 from miles_olmo.rollout.client import GroupRequest
 from tests.model_zoo import random_prompts
 from tests_vllm.engines import engine
@@ -165,6 +167,38 @@ def test_a_server_killed_while_it_samples_is_replaced_and_the_samples_are_the_sa
     assert answers == expected
     assert counters["engines_lost"] >= 1
     assert counters["engines_returned"] >= 1
+
+
+OWNER = """
+import pathlib, sys, time
+from tests_vllm.engines import engine
+with engine("softmax router", pathlib.Path(sys.argv[1])) as subject:
+    print("server", subject.server.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("also", ["", "server"])
+def test_no_process_of_vllm_outlives_the_one_that_started_it(tmp_path, also):
+    """A job that is killed with its supervisor leaves nobody who could end what it started."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["", *sys.path]).strip(os.pathsep)},
+        text=True,
+    )
+    assert owner.stdout is not None
+    server = next(int(line.split()[1]) for line in owner.stdout if line.startswith("server "))
+    started = [identity for identity in descendants(owner.pid) if identity.is_alive]
+    assert len(started) >= 2
+    if also:
+        os.kill(server, signal.SIGKILL)
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 15
+    while left := [identity.pid for identity in started if identity.is_alive]:
+        assert time.monotonic() < deadline, [_command(pid) for pid in left]
+        time.sleep(0.1)
 
 
 def _victim(server: int, which: str) -> int:

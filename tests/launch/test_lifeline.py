@@ -92,6 +92,53 @@ def test_children_of_a_child_that_ends_at_once_are_ended_too():
     assert gone_within(5, children)
 
 
+STARTER = """
+import os, subprocess, sys, time
+from miles_olmo.base.lifeline import watched_environment
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], close_fds=True, stdout=subprocess.PIPE,
+    text=True, env={**os.environ, **watched_environment()}, start_new_session=True)
+print(child.stdout.readline().strip(), flush=True)
+time.sleep(60)
+"""
+
+WATCHING = """
+import multiprocessing, os, signal, time
+from miles_olmo.base import lifeline
+lifeline.WATCH_SECONDS = 0.1
+
+def stay(ready, watch):
+    if watch:  # started anew: it inherited the environment only
+        lifeline.watch_starter(grace_seconds=0.5)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ready.set()
+    time.sleep(60)
+
+if __name__ == "__main__":
+    lifeline.watch_starter(grace_seconds=0.5)
+    for method in ("fork", "spawn"):
+        context = multiprocessing.get_context(method)
+        ready = context.Event()
+        context.Process(target=stay, args=(ready, method == "spawn")).start()
+        ready.wait()
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_processes_of_another_program_end_with_the_one_that_started_it(tmp_path):
+    (tmp_path / "watching.py").write_text(WATCHING)
+    code = f"import runpy; runpy.run_path({str(tmp_path / 'watching.py')!r}, run_name='__main__')"
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER, code], stdout=subprocess.PIPE, text=True
+    )
+    assert starter.stdout is not None
+    group = int(starter.stdout.readline())
+    assert len(group_members(group)) >= 3
+    starter.kill()
+    starter.wait()
+    assert gone_within(5, [group])
+
+
 def test_the_write_end_is_never_inherited():
     lifeline = Lifeline()
     try:

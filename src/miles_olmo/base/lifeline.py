@@ -8,10 +8,14 @@ parent-death signal (Linux only, and bound to a thread), and no help from the de
     supervisor: lifeline = Lifeline(); Popen(..., pass_fds=[lifeline.child_end],
                 env={..., LIFELINE_VARIABLE: str(lifeline.child_end)})
     child:      hold_lifeline()        # first thing it does
+
+Processes of other programs that a child starts may close what they inherit. Those that load code of ours
+ask instead, every second, whether the child lives: `watched_environment` and `watch_starter`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -19,13 +23,18 @@ import sys
 import threading
 import time
 
-from miles_olmo.base.processes import group_members
+from miles_olmo.base.processes import ProcessIdentity, group_members
 
 LIFELINE_VARIABLE = "MILES_LIFELINE_FD"
 """Environment variable that holds the descriptor number of the read end."""
 
 LIFELINE_EXIT = 75
 """Exit code of a child that had to end itself the hard way."""
+
+STARTER_VARIABLE = "MILES_STARTED_BY"
+"""Environment variable that holds the identity of the process to watch, as JSON."""
+
+WATCH_SECONDS = 1.0
 
 
 class Lifeline:
@@ -58,6 +67,45 @@ def hold_lifeline(grace_seconds: float = 5.0) -> bool:
         target=_watch, args=(descriptor, grace_seconds), name="lifeline", daemon=True
     ).start()
     return True
+
+
+def watched_environment() -> dict[str, str]:
+    """Environment of a program whose processes are to end with this one."""
+    identity = ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    return {STARTER_VARIABLE: json.dumps(identity.as_json())}
+
+
+def watch_starter(grace_seconds: float = 3.0) -> bool:
+    """End this process when the one that the environment names has ended; forked children do the same.
+
+    SIGTERM first, SIGKILL after `grace_seconds`. Processes that are started otherwise inherit the
+    environment, and call this themselves.
+
+    Returns:
+        False when the environment names none.
+    """
+    text = os.environ.get(STARTER_VARIABLE)
+    if text is None:
+        return False
+    starter = ProcessIdentity.from_json(json.loads(text))
+
+    def start() -> None:
+        threading.Thread(
+            target=_end_with, args=(starter, grace_seconds), name="lifeline", daemon=True
+        ).start()
+
+    start()
+    os.register_at_fork(after_in_child=start)  # a child has none of its parent's threads
+    return True
+
+
+def _end_with(starter: ProcessIdentity, grace_seconds: float) -> None:
+    while starter.is_alive:
+        time.sleep(WATCH_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(grace_seconds)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _watch(descriptor: int, grace_seconds: float) -> None:

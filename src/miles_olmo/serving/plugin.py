@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from miles_olmo.base.lifeline import watch_starter
+
 FILES_BACKEND = "miles-files"
 """Name of the weight-transfer backend of `miles_olmo.serving.weights`."""
 
 
 def register() -> None:
-    """Make olmo3moe and the file transfer known to vLLM; a second call changes nothing."""
+    """Make olmo3moe and the file transfer known to vLLM, and tie each process to the engine job.
+
+    vLLM calls this once in each of its processes; a second call does no harm.
+    """
+    watch_starter()
     from transformers import AutoConfig
     from vllm import ModelRegistry
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory

@@ -1,6 +1,6 @@
 """One vLLM server as a child process: start it, wait until it answers, notice its end.
 
-The child writes through a pipe, so that its last lines are known when it dies; every line goes on to
+Each of vLLM's processes loads the plug-in, which ends it when this one is gone. The child writes through a pipe, so that its last lines are known when it dies; every line goes on to
 the job's own log.
 """
 
@@ -21,6 +21,7 @@ import time
 from typing import Any
 
 from miles_olmo.base.errors import EngineError
+from miles_olmo.base.lifeline import watched_environment
 from miles_olmo.base.processes import ProcessIdentity, descendants
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.serving.command import ServerCommand
@@ -61,7 +62,7 @@ class VllmServer:
         self._followed: tuple[float, str] | None = None
         self._child = subprocess.Popen(
             command.argv,
-            env={**os.environ, **command.environment},
+            env={**os.environ, **command.environment, **watched_environment()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
