@@ -2,13 +2,18 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from miles_olmo.base.processes import descendants
+from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.records.metrics import read_metrics
+from miles_olmo.records.status import read_control, read_status
 
 ROOT = Path(__file__).parents[1]
 MANIFEST = ROOT / "manifests" / "quickstart-vllm.toml"
@@ -78,3 +83,41 @@ def test_verify_fails_when_the_engine_computes_with_one_changed_expert(run):
     failures = " ".join(result["report"]["failures"])
     assert "max |difference|" in failures
     assert "different tensors, first model.layers.1.mlp.experts.3.down_proj.weight" in failures
+
+
+def test_an_engine_core_that_answers_nothing_is_noticed_and_replaced(tmp_path):
+    """vLLM's HTTP server itself goes on answering."""
+    changes = ["train.steps=6", "engines.request_seconds=20", "engines.health_seconds=1"]
+    command = ["launch", MANIFEST, "--runs", tmp_path, "--name", "stopped"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "miles_olmo", *map(str, command)]
+        + [part for change in changes for part in ("--set", change)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        run = RunDirectory(tmp_path / "stopped")
+        deadline = time.monotonic() + 240
+        while read_status(run.root).step < 2:
+            assert child.poll() is None and time.monotonic() < deadline, child.communicate()[0]
+            time.sleep(0.05)
+        job = read_control(run)["jobs"]["engine-0"]["process"]["pid"]
+        (core,) = [p.pid for p in descendants(job) if "EngineCore" in _command(p.pid)]
+        os.kill(core, signal.SIGSTOP)
+        output, _ = child.communicate(timeout=240)
+    finally:
+        child.send_signal(signal.SIGINT)
+    assert child.returncode == 0, output
+    events = [json.loads(line) for line in run.receipt_log("launcher").open()]
+    assert [e["type"] for e in events if e["type"].startswith("engine-")] == [
+        *("engine-ready", "engine-hung", "engine-restarted", "engine-ready")
+    ]
+    rows = read_metrics(run.metrics).of("train")
+    assert [row.step for row in rows] == list(range(1, 7))
+    assert rows[-1].values["rollout/engine/engines_returned"] == 1
+
+
+def _command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_text()

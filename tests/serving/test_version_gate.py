@@ -11,7 +11,7 @@ from starlette.middleware import Middleware
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from miles_olmo.serving.gate import DIRECTORY_VARIABLE, VersionGate
+from miles_olmo.serving.gate import DIRECTORY_VARIABLE, SILENCE_VARIABLE, VersionGate
 from miles_olmo.wire.publication import EXPECTED_NAME, ExpectedTensor, write_expected
 
 NAMES = ("embed", "head")
@@ -28,6 +28,17 @@ class Server:
         self.sampling = 0
         self.aborts = 0
         self.paused = False
+        self.steps = asyncio.Event()
+        self.steps.set()
+
+    async def is_sleeping(self):
+        await self.steps.wait()
+        if "core" in self.fails:
+            raise RuntimeError("the core is dead")
+        return False
+
+    async def health(self, request):
+        return JSONResponse({}, status_code=503 if "core" in self.fails else 200)
 
     async def collective_rpc(self, method):
         if method == "miles_give_up_update":
@@ -62,6 +73,7 @@ class Server:
 def gate_of(tmp_path, monkeypatch):
     write_expected(tmp_path / EXPECTED_NAME, {name: ExpectedTensor("F32", (2,)) for name in NAMES})
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SILENCE_VARIABLE, "0.3")
 
     @contextlib.asynccontextmanager
     async def made():
@@ -70,6 +82,7 @@ def gate_of(tmp_path, monkeypatch):
         app = Starlette(
             routes=[
                 Route("/v1/completions", server.completions, methods=["POST"]),
+                Route("/health", server.health),
                 Route("/pause", server.pause, methods=["POST"]),
                 *(Route(f"/{step}", server.step, methods=["POST"]) for step in steps),
             ],
@@ -264,3 +277,27 @@ def test_a_malformed_update_is_refused_and_closed(gate_of, tmp_path, body):
             assert await version_of(client) == 1
 
     asyncio.run(work())
+
+
+def test_a_core_that_answers_nothing_is_not_healthy_until_it_does(gate_of):
+    async def main():
+        async with gate_of() as (server, client):
+
+            async def health():
+                return (await client.get("/health")).status_code
+
+            for _ in range(5):
+                assert await health() == 200
+                await asyncio.sleep(0.1)
+            server.steps.clear()
+            assert await health() == 200  # a step may take a while
+            await asyncio.sleep(0.4)
+            answer = await client.get("/health")
+            assert answer.status_code == 503 and "core has answered nothing" in answer.text
+            server.steps.set()
+            await asyncio.sleep(0)
+            assert await health() == 200
+            server.fails.add("core")
+            assert {await health() for _ in range(3)} == {503}  # vLLM's own answer
+
+    asyncio.run(main())

@@ -117,7 +117,8 @@ class Engines(Section):
     startup_seconds: PositiveFloat = 120.0
     """Time until an engine must answer its health check."""
     request_seconds: PositiveFloat = 120.0
-    """Time limit of one generation request."""
+    """Time limit of one generation request. A vLLM engine whose model computes on one step for three
+    quarters of it has hung, and answers no health check."""
     health_seconds: PositiveFloat = 5.0
     """Time limit of one health check; an engine silent for three times as long is killed."""
     retries: NaturalInt = 2

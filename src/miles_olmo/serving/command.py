@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from miles_olmo.manifest.models import Engines, Manifest
-from miles_olmo.serving.gate import DIRECTORY_VARIABLE
+from miles_olmo.serving.gate import DIRECTORY_VARIABLE, SILENCE_VARIABLE
 from miles_olmo.serving.plugin import FILES_BACKEND
 
 SERVED_NAME = "policy"
@@ -18,6 +18,10 @@ SERVED_NAME = "policy"
 PLUGIN = "miles-olmo"
 """Our entry point in `vllm.general_plugins`; others stay out of an engine."""
 
+
+SILENCE_SHARE = 0.75
+"""Of engines.request_seconds: a step that takes longer leaves a request no time for its other steps,
+and a restart begins before the first request is given up."""
 
 VLLM_STEP_TOKENS = 2048
 """What vLLM itself takes on a CPU."""
@@ -68,6 +72,7 @@ def server_command(
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         DIRECTORY_VARIABLE: str(served),
+        SILENCE_VARIABLE: str(SILENCE_SHARE * engines.request_seconds),
     }
     if device == "cpu":
         argv += ["--enforce-eager", "--no-enable-chunked-prefill"]  # see `step_tokens`

@@ -4,6 +4,7 @@
   was taken, and before the first there is nothing to sample from.
 - Barriers: a request is admitted before a pause or waits for the end of it, so that no answer
   mixes versions; an update is refused while a sequence is half sampled.
+- Health: the server is not healthy when its engine core answers nothing.
 - `GET /weight_version`, `GET /weight_checksums` and `GET /engine`.
 
 `miles_olmo.rollout.auth.BearerAuth` stands in front of this one.
@@ -22,11 +23,15 @@ from urllib.parse import parse_qs
 from miles_olmo.base.errors import EngineError
 from miles_olmo.rollout.auth import App, Message, Receive, Scope, Send
 from miles_olmo.rollout.weight_update import ServedVersion, WeightUpdate
+from miles_olmo.serving.core_watch import CoreWatch
 from miles_olmo.wire import protocol
 from miles_olmo.wire.publication import EXPECTED_NAME, read_expected
 
 DIRECTORY_VARIABLE = "MILES_SERVED_DIRECTORY"
 """Environment variable that names the directory the engine serves from."""
+
+SILENCE_VARIABLE = "MILES_CORE_SILENCE_SECONDS"
+"""Environment variable with the longest time that the engine core may take for a step."""
 
 STATUS = {"E204": 400, "E206": 503, "E207": 503, "E209": 400}
 """HTTP status of an error code; others are conflicts with the engine's state (409)."""
@@ -46,6 +51,8 @@ class VersionGate(ServedVersion):
         self._expected = frozenset(
             read_expected(Path(os.environ[DIRECTORY_VARIABLE]) / EXPECTED_NAME)
         )
+        self._core = CoreWatch()
+        self._longest_silence = float(os.environ[SILENCE_VARIABLE])
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -178,6 +185,15 @@ class VersionGate(ServedVersion):
 
     # Questions
 
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """vLLM's own answer, unless the core is silent: see `SILENCE_VARIABLE`."""
+        silent = self._core.seconds_silent(scope["app"].state.engine_client)
+        if silent <= self._longest_silence:
+            await self._app(scope, receive, send)
+            return
+        message = f"the engine core has answered nothing for {silent:.1f} s"
+        await _respond(send, 503, json.dumps({"error": {"message": message}}).encode())
+
     async def _weight_version(self, scope: Scope, receive: Receive, send: Send) -> None:
         await _respond(send, 200, json.dumps({"weight_version": self.version}).encode())
 
@@ -207,6 +223,7 @@ class VersionGate(ServedVersion):
 
 
 _HANDLERS: dict[tuple[str, str], Handler] = {
+    ("GET", protocol.HEALTH): VersionGate._health,
     ("POST", protocol.COMPLETIONS): VersionGate._completions,
     ("POST", protocol.PAUSE): VersionGate._pause,
     ("POST", protocol.RESUME): VersionGate._resume,

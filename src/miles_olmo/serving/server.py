@@ -1,7 +1,7 @@
 """One vLLM server as a child process: start it, wait until it answers, notice its end.
 
-Each of vLLM's processes loads the plug-in, which ends it when this one is gone. The child writes through a pipe, so that its last lines are known when it dies; every line goes on to
-the job's own log.
+Each of vLLM's processes loads the plug-in, which ends it when this one is gone. The child writes
+through a pipe, so that its last lines are known when it dies; every line goes on to the job's own log.
 """
 
 from __future__ import annotations
