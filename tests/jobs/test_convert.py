@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from miles_olmo.api import converting
 from miles_olmo.api.converting import convert_checkpoint, export_run
 from miles_olmo.api.planning import make_plan, write_plan
 from miles_olmo.base.errors import MilesError
@@ -18,6 +20,7 @@ from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.jobs.convert import convert
 from miles_olmo.policy import export as exports
 from miles_olmo.policy.adapter import adapter_for
+from miles_olmo.policy.atomic_directory import remove_directory
 from miles_olmo.policy.checkpoint import TrainerState, save_checkpoint
 from miles_olmo.policy.export_code import load_hugging_face
 from miles_olmo.policy.hugging_face_weights import read_hugging_face_weights
@@ -221,6 +224,42 @@ def test_a_run_is_exported_at_its_newest_or_a_chosen_step(run):
         export_run("small-1", step=15, out=run.root / "no", runs=runs)
     (run.checkpoint(20) / "complete.json").unlink()
     assert convert(run.root, run.root / "whole")["step"] == 10
+
+
+@pytest.mark.parametrize("links", [True, False])
+@pytest.mark.parametrize("step", [None, 20])
+def test_a_checkpoint_that_a_living_run_removes_is_exported_whole(run, monkeypatch, step, links):
+    """The run removes it as soon as the export has begun."""
+    if not links:  # as on a disk that has none
+        monkeypatch.setattr(Path, "hardlink_to", lambda *_: os.link("/", "/link"))
+    weights = load_file(run.checkpoint(20) / "weights.safetensors")
+    started = subprocess.run
+
+    def start(*arguments, **options):
+        remove_directory(run.checkpoint(20))
+        return started(*arguments, **options)
+
+    monkeypatch.setattr(converting.subprocess, "run", start)
+    exported = export_run("small-1", step=step, runs=run.root.parent)
+    assert exported.step == 20
+    found = read_hugging_face_weights(exported.destination)
+    assert all(torch.equal(weights[name], value) for name, value in found.items())
+    assert [path.name for path in exported.destination.parent.iterdir()] == ["step-000020"]
+
+
+def test_a_checkpoint_that_is_removed_before_it_could_be_held_is_not_waited_for(run, monkeypatch):
+    """The newest one is taken then; one that was named is missed."""
+    whole = converting.held_directory
+
+    def late(source, target):
+        if source.name == "step-000020":
+            remove_directory(source)
+        return whole(source, target)
+
+    monkeypatch.setattr(converting, "held_directory", late)
+    assert export_run("small-1", runs=run.root.parent).step == 10
+    with pytest.raises(MilesError, match=r"E446.*steps: 10"):
+        export_run("small-1", step=20, runs=run.root.parent)
 
 
 def test_a_changed_tokenizer_is_noticed(run):

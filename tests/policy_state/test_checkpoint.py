@@ -300,6 +300,23 @@ def test_any_flipped_bit_of_the_last_file_is_found(saved):
     assert _equal(trainer.state(), before)
 
 
+def test_a_checkpoint_that_a_run_removed_meanwhile_is_not_called_damaged(saved, monkeypatch):
+    directory, trainer = saved
+    path, whole = directory / "step-000010", checkpoints.file_sha256
+    with pytest.raises(CheckpointError, match="E407"):
+        trainer.load(directory / "step-999999")
+
+    def removed_between_two_files(file):
+        if path.is_dir():
+            atomic.remove_directory(path)
+            return "of a file that is gone"
+        return whole(file)
+
+    monkeypatch.setattr(checkpoints, "file_sha256", removed_between_two_files)
+    with pytest.raises(CheckpointError, match=r"E407.*checkpoint\.keep"):
+        trainer.load(path)
+
+
 def test_an_incomplete_checkpoint_does_not_count_as_kept(saved):
     directory, trainer = saved
     (trainer.save(directory, 20) / "complete.json").unlink()

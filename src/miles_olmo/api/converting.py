@@ -13,16 +13,19 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from miles_olmo.api.running import RUNS_DIRECTORY, find_run
 from miles_olmo.base.errors import CheckpointError, MilesError, UsageError
+from miles_olmo.base.files import held_directory
 from miles_olmo.base.lifeline import LIFELINE_VARIABLE, Lifeline
 from miles_olmo.base.rundir import RunDirectory
 
@@ -88,10 +91,40 @@ def export_run(
         MilesError: as `convert_checkpoint`; UsageError when there is no such run.
     """
     directory = find_run(run, runs=runs)
-    if step is None:
-        step = _newest_complete_step(directory)
-    destination = out if out is not None else directory.root / "exports" / f"step-{step:06d}"
-    return _run(directory.root, destination, ["--step", str(step)])
+    with contextlib.ExitStack() as stack:
+        while True:
+            chosen = _newest_complete_step(directory) if step is None else step
+            destination = out or directory.root / "exports" / f"step-{chosen:06d}"
+            refuse_existing(destination)
+            options = ["--step", str(chosen)]
+            try:
+                held = _held_checkpoint(directory.checkpoint(chosen), destination)
+                options += ["--checkpoint", str(stack.enter_context(held))]
+                break
+            except FileNotFoundError:
+                if step is not None:  # the job says which ones there are
+                    break  # else a living run has removed it, and has newer ones
+        return _run(directory.root, destination, options)
+
+
+@contextlib.contextmanager
+def _held_checkpoint(checkpoint: Path, destination: Path) -> Iterator[Path]:
+    """The checkpoint's files beside the destination, so that the run cannot remove them meanwhile."""
+    target = destination.with_name(f".{destination.name}.{os.getpid()}.{checkpoint.name}")
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(held_directory(checkpoint, target))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise CheckpointError(
+                "E445",
+                f"{target} could not be written: {error.strerror or error}",
+                why="the checkpoint is held there while it is exported",
+                fix="name a destination with --out in a directory that can be written",
+                path=str(target),
+            ) from error
+        yield held
 
 
 def _newest_complete_step(run: RunDirectory) -> int:

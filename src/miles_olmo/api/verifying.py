@@ -34,6 +34,7 @@ def verify(
         UsageError: E501, there is no such run; E509, `step` contradicts the checkpoint named.
         VerificationError: E371, there is no such checkpoint.
         LaunchError, PlanError: this machine or the run's inputs do not allow it.
+        KeyboardInterrupt: it was interrupted before there was a result; nothing is left of it.
     """
     checkpoint = checkpoint_target(Path(target))
     if checkpoint is None:

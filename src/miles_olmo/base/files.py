@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +48,29 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def held_directory(source: Path, target: Path) -> Iterator[Path]:
+    """The files of a directory under second names, which stay when the first are removed.
+
+    Links; copies on another disk, or where links are not allowed. `target` is made, and removed when
+    the block ends.
+
+    Raises:
+        FileNotFoundError: `source` is not there, or not any more.
+        OSError: `target` cannot be written.
+    """
+    names = sorted(path.name for path in source.iterdir())
+    target.mkdir(parents=True)
+    try:
+        for name in names:
+            try:
+                (target / name).hardlink_to(source / name)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                shutil.copyfile(source / name, target / name)
+        yield target
+    finally:
+        shutil.rmtree(target, ignore_errors=True)

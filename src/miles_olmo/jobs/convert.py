@@ -1,6 +1,6 @@
 """The converting job: a checkpoint in one layout, written in the other, both sides' logits compared.
 
-    python -m miles_olmo.jobs.convert SOURCE DESTINATION [--step N] [--dtype DTYPE]
+    python -m miles_olmo.jobs.convert SOURCE DESTINATION [--step N [--checkpoint PATH]] [--dtype DTYPE]
 
     SOURCE                                        DESTINATION
     Hugging Face directory                        converted checkpoint, for `model.checkpoint`
@@ -57,12 +57,18 @@ _CPU = torch.device("cpu")
 
 
 def convert(
-    source: Path, destination: Path, *, step: int | None = None, dtype: str | None = None
+    source: Path,
+    destination: Path,
+    *,
+    step: int | None = None,
+    checkpoint: Path | None = None,
+    dtype: str | None = None,
 ) -> dict[str, Any]:
     """Convert `source` into `destination`.
 
     Args:
         step: Which checkpoint of a run; the newest complete one when None.
+        checkpoint: Where the files of that checkpoint are held; in the run itself when None.
         dtype: Of the converted weights; only for a Hugging Face source.
 
     Returns:
@@ -81,7 +87,7 @@ def convert(
         raise _unconvertible(source, "a dtype can be chosen only for Hugging Face weights")
     if is_weights_checkpoint(source):
         return _converted_to_hugging_face(source, destination)
-    return _run_to_hugging_face(source, destination, step)
+    return _run_to_hugging_face(source, destination, step, checkpoint)
 
 
 def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, Any]:
@@ -142,13 +148,19 @@ def _converted_to_hugging_face(source: Path, destination: Path) -> dict[str, Any
     return _exported(source, destination, report)
 
 
-def _run_to_hugging_face(source: Path, destination: Path, step: int | None) -> dict[str, Any]:
-    run, checkpoint = _checkpoint_of_run(source, step)
+def _run_to_hugging_face(
+    source: Path, destination: Path, step: int | None, held: Path | None
+) -> dict[str, Any]:
+    if held is None or step is None:
+        run, checkpoint = _checkpoint_of_run(source, step)
+    else:
+        run = RunDirectory(source.resolve())
+        checkpoint = run.checkpoint(step)
     plan = read_plan(run.plan)
     model, data = plan.manifest.model, plan.manifest.data
     adapter = adapter_for(model.family)
     module = adapter.build(model, None, device=_CPU, seed=0)
-    load_weights(checkpoint, module, adapter)
+    load_weights(held or checkpoint, module, adapter)
     tokenizer = ExportTokenizer(
         checked_plan_input(plan, run, "data.tokenizer"), data.eos_token, data.bos_token
     )
@@ -234,13 +246,18 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("source", type=Path)
     parser.add_argument("destination", type=Path)
     parser.add_argument("--step", type=int, help="checkpoint of a run")
+    parser.add_argument("--checkpoint", type=Path, help="where its files are held")
     parser.add_argument("--dtype", help="of the converted weights")
     arguments = parser.parse_args(argv)
     hold_lifeline()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         result = convert(
-            arguments.source, arguments.destination, step=arguments.step, dtype=arguments.dtype
+            arguments.source,
+            arguments.destination,
+            step=arguments.step,
+            checkpoint=arguments.checkpoint,
+            dtype=arguments.dtype,
         )
     except MilesError as error:
         print(json.dumps({"schema": SCHEMA, "error": error.as_json()}), flush=True)

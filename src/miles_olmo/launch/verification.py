@@ -4,22 +4,27 @@
       verify.json                  which checkpoint
       verification.json            what was measured
 
+      checkpoint/                while it is verified: the checkpoint's files, which the run may remove
+
 The plan is the run's own with one engine and the verify job in the trainer's place; the run itself,
-alive or not, is not touched.
+alive or not, is not touched. A verification that is interrupted before it has a result leaves nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from miles_olmo.base.codes.entry import EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
 from miles_olmo.base.errors import LaunchError, VerificationError
-from miles_olmo.base.files import write_json
+from miles_olmo.base.files import held_directory, write_json
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.attempts import read_exit_code
 from miles_olmo.launch.control import ControlFile, acquire_run
@@ -34,6 +39,7 @@ from miles_olmo.records.status import read_status
 
 VERIFICATION = "verification.json"
 REQUEST = "verify.json"
+HELD = "checkpoint"
 SCHEMA = "miles-olmo/verification/v1"
 
 
@@ -75,39 +81,74 @@ def verify_checkpoint_of(
         VerificationError: E371, there is no such checkpoint.
         LaunchError: E50x, this machine cannot run it.
         PlanError: E142, an input is not what the plan hashed.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came before there was a result.
     """
-    chosen = _checkpoint_step(run, step)
+    _checkpoint_step(run, step)
     plan = verification_plan(read_plan(run.plan), engine)
     check_plan(plan)
     check_machine(plan, run.root)
     place = _own_directory(run, plan)
-    lock = None
+    started = False
     try:
-        lock = acquire_run(place)
-        ControlFile(place, attempt=1)
-        write_plan(plan, place.plan)
-        write_json(
-            place.root / REQUEST, {"checkpoint": str(run.checkpoint(chosen)), "step": chosen}
-        )
-        _share_prepared_inputs(run, place)
-        exit_code = Supervisor(plan, place, 1, lock).supervise()
-    except BaseException:
-        if not place.receipts.is_dir():
-            shutil.rmtree(place.root, ignore_errors=True)  # nothing was started
+        with _lock(place) as lock, _held_checkpoint(run, step, place) as (chosen, checkpoint):
+            ControlFile(place, attempt=1)
+            write_plan(plan, place.plan)
+            write_json(place.root / REQUEST, {"checkpoint": str(checkpoint), "step": chosen})
+            _share_prepared_inputs(run, place)
+            started = True
+            exit_code = Supervisor(plan, place, 1, lock).supervise()
+        result = _result(run, chosen, place, exit_code)
+        if result.report is None and exit_code == EXIT_INTERRUPTED:
+            raise KeyboardInterrupt
+        return result
+    except BaseException as error:
+        if not started or isinstance(error, KeyboardInterrupt):
+            shutil.rmtree(place.root, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another verification has a directory there
+                place.root.parent.rmdir()
         raise
-    finally:
-        if lock is not None:
-            os.close(lock)
+
+
+def _result(
+    run: RunDirectory, step: int, place: RunDirectory, exit_code: int
+) -> VerificationResult:
+    """What was measured counts, also when an interrupt came after it."""
+    path = place.root / VERIFICATION
+    report = json.loads(path.read_bytes()) if path.is_file() else None
     recorded = read_exit_code(place, 1)
-    report = place.root / VERIFICATION
-    return VerificationResult(
-        run_id=run.run_id,
-        step=chosen,
-        directory=str(place.root),
-        exit_code=exit_code if recorded is None else recorded,
-        error=read_status(place.root).error,
-        report=json.loads(report.read_bytes()) if report.is_file() else None,
-    )
+    if recorded is not None:
+        exit_code = recorded
+    elif report is not None and exit_code == EXIT_INTERRUPTED:
+        exit_code = EXIT_VERIFY if report["failures"] else EXIT_OK
+    error = read_status(place.root).error
+    return VerificationResult(run.run_id, step, str(place.root), exit_code, error, report)
+
+
+@contextlib.contextmanager
+def _lock(place: RunDirectory) -> Iterator[int]:
+    lock = acquire_run(place)
+    try:
+        yield lock
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _held_checkpoint(
+    run: RunDirectory, step: int | None, place: RunDirectory
+) -> Iterator[tuple[int, Path]]:
+    """(step, directory) of the checkpoint, held while a living run removes older ones."""
+    with contextlib.ExitStack() as stack:
+        while True:
+            chosen = _checkpoint_step(run, step)
+            source = run.checkpoint(chosen)
+            try:
+                held = stack.enter_context(held_directory(source, place.root / HELD))
+                break
+            except FileNotFoundError:
+                if os.path.lexists(source):
+                    raise  # else the run has removed it, and has newer ones
+        yield chosen, held
 
 
 def verification_plan(plan: RunPlan, engine: Literal["core", "vllm"] | None) -> RunPlan:

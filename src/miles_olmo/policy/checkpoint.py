@@ -166,8 +166,23 @@ def verify_checkpoint(path: Path) -> TrainerState:
     """Check every file against `complete.json` and read the state; loads no tensor.
 
     Raises:
-        CheckpointError: E400 incomplete, E401 damaged, E405 another format.
+        CheckpointError: E400 incomplete, E401 damaged, E405 another format, E407 not there (any more).
     """
+    try:
+        return _verified(path)
+    except (CheckpointError, OSError) as error:
+        if path.is_dir():
+            raise
+        raise CheckpointError(
+            "E407",
+            f"there is no checkpoint {path}",
+            why="a run removes all but its newest checkpoint.keep checkpoints",
+            fix="name a newer one, or raise checkpoint.keep",
+            path=str(path),
+        ) from error
+
+
+def _verified(path: Path) -> TrainerState:
     complete = _read_json(
         path, COMPLETE, "E400", "its last file is not there: the save was cut off"
     )

@@ -61,6 +61,15 @@ _CHECKPOINTS: tuple[Code, ...] = (
         fix="Put launch.runs_directory on a disk that all processes of the trainer see.",
         exit_code=EXIT_RUN,
     ),
+    Code(
+        code="E407",
+        title="the checkpoint is not there",
+        cause="It never was, or the run that wrote it has removed it since it was chosen: a run keeps "
+        "the newest checkpoint.keep ones.",
+        example="miles prepare checkpoint runs/quickstart-1/checkpoints/step-000080 core     # still running",
+        fix="Name a newer checkpoint, or raise checkpoint.keep.",
+        exit_code=EXIT_RUN,
+    ),
 )
 
 _TENSORS: tuple[Code, ...] = (
