@@ -185,6 +185,7 @@ class Cursor:
 
 
 def saver_of(directory: Path, learner: Learner) -> Saver:
+    directory.mkdir(exist_ok=True)
     run = RunDirectory(directory)
     return Saver(
         learner.module,

@@ -77,6 +77,7 @@ def starved_run(directory: Path, action: str, steps: int = 3) -> TrainingRun:
     )
     subject = learner(content)
     starve(subject.module)
+    directory.mkdir(parents=True, exist_ok=True)
     run, state = RunDirectory(directory), RunState()
     receipts = ReceiptLog(run.receipt_log("trainer"), "trainer")
     source = PolicySource(subject, state)

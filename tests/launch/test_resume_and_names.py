@@ -35,7 +35,7 @@ def test_of_two_launches_with_one_name_exactly_one_gets_it(launcher):
     ended = [(child, *child.communicate(timeout=30)) for child in children]
     assert sorted(child.returncode for child, _, _ in ended) == [0, 2]
     refused = next(json.loads(output) for child, output, _ in ended if child.returncode)
-    assert refused["code"] == "E500" and "--resume same" in refused["fix"]
+    assert refused["code"] == "E500" and "runs/same" in refused["fix"]
     assert types(launcher.run("same")).count("attempt-started") == 1
 
 
@@ -110,6 +110,21 @@ def test_a_resume_to_a_step_that_was_passed_is_refused_and_changes_nothing(launc
     code, error, _ = launcher.launch(make_plan(steps=3), "--resume", "r", "--accept-changes")
     assert code == 2 and error["code"] == "E507"
     assert files_of(launcher.runs) == before
+
+
+@pytest.mark.parametrize("name", ["lock", "control.json", "receipts/launcher.jsonl"])
+def test_a_run_that_cannot_be_written_is_not_resumed(launcher, name):
+    """As on a disk that is read-only: a directory in the file's place refuses every user."""
+    launcher.launch(make_plan(), "--name", "r", behave={"trainer": {"fail": "bare"}})
+    path = launcher.run("r").root / name
+    content = path.read_bytes()
+    path.unlink()
+    path.mkdir()
+    code, error, errors = launcher.launch(None, "--resume", "r")
+    assert "Traceback" not in errors and str(path) in error["what"]
+    assert (code, error["code"]) in ((2, "E508"), (6, "E530"), (6, "E531"))
+    path.rmdir()
+    path.write_bytes(content)
 
 
 def test_an_accepted_change_leaves_a_receipt_and_the_old_plan(launcher):

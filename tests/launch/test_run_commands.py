@@ -62,6 +62,38 @@ def test_launch_of_a_plan_file_then_status_samples_and_logs(launcher, miles):
     assert "engine-0 | " in miles("logs", "first")[1]
 
 
+@pytest.mark.parametrize("folder", ["runs", "other runs"])
+def test_the_next_commands_can_be_typed_as_they_are_printed(launcher, folder):
+    def typed(line):
+        """A line of a shell, in the directory that the run was launched in."""
+        return subprocess.run(
+            ["sh", "-c", f'miles() {{ "$PYTHON" -m miles_olmo "$@"; }}; {line}'],
+            cwd=launcher.directory,
+            env={**launcher.environment, "PYTHON": sys.executable},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    path = launcher.write_plan(make_plan())
+    launched = typed(f"FAKE_JOBS='{json.dumps(LONG)}' miles launch {path} --detach --name r "
+                     f"--runs '{folder}'")  # fmt: skip
+    assert launched.returncode == 0, launched.stderr
+    named = "r" if folder == "runs" else f"'{launcher.directory / folder / 'r'}'"
+    assert f"miles status {named}\n" in launched.stdout
+    for line in re.findall(r"miles .*", launched.stdout):
+        if "--follow" not in line:
+            answer = typed(line)
+            assert answer.returncode == 0, answer.stderr
+    assert "r cancelled" in answer.stdout  # `miles cancel` is the last of them
+    (resume,) = re.findall(r"miles launch .*", answer.stdout)
+    assert resume in typed(f"miles status r --runs '{folder}'").stdout
+    finished = typed("FAKE_JOBS='{}' " + resume)
+    assert finished.returncode == 0, finished.stderr
+    for line in re.findall(r"miles .*", finished.stdout):
+        assert typed(line).returncode == 0
+
+
 def test_a_launch_that_fails_prints_the_last_lines_and_ends_with_the_code_of_the_error(
     launcher, miles
 ):

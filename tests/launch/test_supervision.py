@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 
@@ -193,6 +194,44 @@ def test_an_engine_that_stops_answering_is_killed_and_restarted(launcher):
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=10)
     assert launcher.nothing_left(5)
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_directory_that_is_moved_ends_the_run_and_can_be_resumed_where_it_is(launcher, detached):
+    options = ["--detach"] if detached else []
+    child = launcher.start(make_plan(), "--name", "r", *options, behave=LONG)
+    assert wait_until(is_training(launcher, "r")), child.communicate(timeout=5)
+    if detached:
+        child.communicate(timeout=15)
+    old = launcher.run("r")
+    old.root.rename(launcher.runs / "moved")
+    moved = launcher.run("moved")
+    assert wait_until(lambda: read_status(moved.root).outcome == "failed")
+    assert launcher.nothing_left(10)
+    status = read_status(moved.root)
+    assert status.error and status.error["code"] == "E521" and status.problems == ()
+    assert f"moved to {moved.root}" in status.error["what"]
+    assert str(moved.root) in status.error["fix"]
+    assert not old.root.exists() and not moved.token.exists()
+    if not detached:
+        output, _ = child.communicate(timeout=10)
+        result = json.loads(output)
+        assert (child.returncode, result["error"]["code"]) == (6, "E521")
+        assert result["directory"] == str(moved.root)
+    code, result, errors = launcher.launch(None, "--resume", str(moved.root))
+    assert (code, result["outcome"]) == (0, "finished"), errors
+
+
+def test_a_directory_that_is_removed_ends_the_run_and_is_not_made_anew(launcher):
+    child = start_training(launcher, make_plan())
+    groups = launcher.groups()
+    root = launcher.run("r").root
+    root.rename(launcher.directory / "bin")  # at once, as a removal takes a while
+    shutil.rmtree(launcher.directory / "bin", ignore_errors=True)
+    output, errors = child.communicate(timeout=20)
+    assert child.returncode == 6 and "E521" in errors, output + errors
+    assert wait_until(lambda: not any(group_members(group) for group in groups), 10)
+    assert not root.exists()
 
 
 def test_an_engine_that_says_why_it_cannot_start_is_not_started_again(launcher):

@@ -22,16 +22,15 @@ from miles_olmo.launch.backend import LaunchRequest, LaunchResult, ViewFactory
 from miles_olmo.records import runs as run_files
 from miles_olmo.records import samples as sample_files
 from miles_olmo.records import status as status_files
+from miles_olmo.records.runs import RUNS_DIRECTORY, run_reference
 from miles_olmo.records.samples import Sample
 from miles_olmo.records.status import RunStatus
 
 if TYPE_CHECKING:  # planning and launching are imported where they happen: status starts fast
     from miles_olmo.plan.model import RunPlan
 
-RUNS_DIRECTORY = Path("runs")
-"""Where runs are looked for unless a directory is named; the manifest's own default."""
-
 __all__ = [
+    "RUNS_DIRECTORY",
     "LaunchResult",
     "RunStatus",
     "Sample",
@@ -42,6 +41,7 @@ __all__ = [
     "log_files",
     "read_samples",
     "read_status",
+    "run_reference",
     "submit",
 ]
 
@@ -181,7 +181,7 @@ def log_files(
             f"the run {directory.run_id} has no logs"
             + (f" of attempt {attempt}" if attempt is not None else ""),
             why="no job was started then",
-            fix=f"see its attempts: miles status {directory.run_id}",
+            fix=f"see its attempts: miles status {run_reference(directory.root)}",
         )
     return files
 

@@ -14,11 +14,13 @@ from typing import Any
 def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
     """Write `data` to `path` through a temporary file, fsync and `os.replace`.
 
+    The folder of `path` is made, and none above it: a run's directory that is gone is not made anew.
+
     Args:
         durable: Survive a power failure once this has returned. Without it (no fsync) other
             processes see the same, only faster.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from miles_olmo.api.running import RunStatus, cancel, read_status
+from miles_olmo.api.running import RunStatus, cancel, read_status, run_reference
 from miles_olmo.cli.options import json_option
 from miles_olmo.cli.run_options import run_argument, runs_option
 
@@ -24,7 +24,7 @@ def cancel_command(run: str, runs: Path, as_json: bool) -> None:
         print(json.dumps(status.as_json()))
     elif was_running:
         print(f"{status.run_id} {status.outcome}")
-        print(f"  resume   miles launch --resume {status.run_id}")
+        print(f"  resume   miles launch --resume {run_reference(status.directory)}")
     else:
         print(f"{status.run_id} was not running: it {_ended(status)}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from miles_olmo.api.running import LaunchResult, load_plan, read_status, submit
+from miles_olmo.api.running import LaunchResult, load_plan, read_status, run_reference, submit
 from miles_olmo.base.errors import UsageError
 from miles_olmo.cli.options import json_option, overrides_option
 from miles_olmo.launch.summary import outcome_text
@@ -81,16 +81,17 @@ def _show(result: LaunchResult) -> None:
         _show_failure(result)
         return
     outcome = outcome_text(read_status(result.directory))
+    run = run_reference(result.directory)
     print(f"{result.run_id} {'is up' if result.outcome == 'running' else outcome}")
-    print(f"  status   miles status {result.run_id}")
+    print(f"  status   miles status {run}")
     if result.outcome == "running":
-        print(f"  logs     miles logs {result.run_id} --follow")
-        print(f"  stop     miles cancel {result.run_id}")
+        print(f"  logs     miles logs {run} --follow")
+        print(f"  stop     miles cancel {run}")
     elif result.outcome == "finished":
-        print(f"  samples  miles samples {result.run_id}")
+        print(f"  samples  miles samples {run}")
         print(f"  files    {result.directory}")
     else:
-        print(f"  resume   miles launch --resume {result.run_id}")
+        print(f"  resume   miles launch --resume {run}")
 
 
 def _show_failure(result: LaunchResult) -> None:
@@ -105,5 +106,6 @@ def _show_failure(result: LaunchResult) -> None:
     )
     code = f"{error['code']}: " if error.get("code") else ""
     print(f"{result.run_id} {result.outcome}: {job}: {code}{clauses}", file=sys.stderr)
-    print(f"  logs     miles logs {result.run_id}", file=sys.stderr)
-    print(f"  resume   miles launch --resume {result.run_id}", file=sys.stderr)
+    run = run_reference(result.directory)
+    print(f"  logs     miles logs {run}", file=sys.stderr)
+    print(f"  resume   miles launch --resume {run}", file=sys.stderr)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from miles_olmo.api.running import RunStatus, list_runs, read_status
+from miles_olmo.api.running import RunStatus, list_runs, read_status, run_reference
 from miles_olmo.cli.options import json_option
 from miles_olmo.cli.run_options import runs_option
 from miles_olmo.cli.terminal import columns, count
@@ -122,7 +122,7 @@ def _troubles(status: RunStatus) -> list[str]:
             "its supervisor is gone and wrote no ending (killed, or the machine went down)"
         )
     if status.outcome in ("crashed", "failed", "cancelled"):
-        lines.append(f"continue it: miles launch --resume {status.run_id}")
+        lines.append(f"continue it: miles launch --resume {run_reference(status.directory)}")
     lines += _warnings(status)
     lines += [f"damaged: {problem}" for problem in status.problems[:NUM_PROBLEMS]]
     if len(status.problems) > NUM_PROBLEMS:
@@ -137,7 +137,8 @@ def _warnings(status: RunStatus) -> list[str]:
     lines = []
     if collapsed := values.get("router/collapsed_experts"):
         lines.append(
-            f"{count(int(collapsed), 'expert')} collapsed; which, see: miles report {status.run_id}"
+            f"{count(int(collapsed), 'expert')} collapsed; "
+            f"which, see: miles report {run_reference(status.directory)}"
         )
     for name, faults in values.items():
         if name.startswith("logging/") and faults:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import click
 
+from miles_olmo.api.running import run_reference
 from miles_olmo.api.verifying import VerificationResult, verify
 from miles_olmo.cli.options import json_option
 from miles_olmo.cli.run_options import runs_option
@@ -49,7 +50,7 @@ def _shown(result: VerificationResult) -> str:
         lines += _figures(result.report)
         failures = result.report["failures"]
         lines += [f"not met: {failure}" for failure in failures] or ["every bound is met"]
-    lines.append(f"  logs     miles logs {result.directory}")
+    lines.append(f"  logs     miles logs {run_reference(result.directory)}")
     return "\n".join(lines)
 
 

@@ -101,6 +101,7 @@ def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, An
     del weights
     tokenizer = CopiedTokenizer(source, _token_ids(source))
     try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
         with atomic_directory(destination) as writing:
             tensors = dict(adapter.publication_tensors(module))
             write_weights_checkpoint(writing, tensors, model, tokenizer)
@@ -126,13 +127,7 @@ def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, An
             }
             complete_weights_checkpoint(writing, receipt)
     except OSError as error:
-        raise CheckpointError(
-            "E445",
-            f"{destination} could not be written: {error.strerror or error}",
-            why="a converted checkpoint needs room for one copy of the weights",
-            fix="free disk space or choose another directory",
-            path=str(destination),
-        ) from error
+        raise _unwritable(destination, error) from error
     return {**receipt, "destination": str(destination.resolve())}
 
 
@@ -142,6 +137,7 @@ def _converted_to_hugging_face(source: Path, destination: Path) -> dict[str, Any
     adapter = adapter_for(model.family)
     module = adapter.build(model, None, device=_CPU, seed=0)
     load_named(source, read_weights(source), module, adapter)
+    _make_parent(destination)
     report = adapter.export(
         module, model, checkpoint.tokenizer, destination, plan_digest=None, step=None
     )
@@ -164,6 +160,7 @@ def _run_to_hugging_face(
     tokenizer = ExportTokenizer(
         checked_plan_input(plan, run, "data.tokenizer"), data.eos_token, data.bos_token
     )
+    _make_parent(destination)
     report = adapter.export(
         module,
         model,
@@ -229,6 +226,23 @@ def _check_size(source: Path, model: Model, weights: Mapping[str, torch.Tensor])
 def _token_ids(source: Path) -> SpecialTokenIds:
     config = json.loads((source / CONFIG).read_text())
     return SpecialTokenIds(*(config.get(f"{name}_token_id") for name in ("bos", "eos", "pad")))
+
+
+def _make_parent(destination: Path) -> None:
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(destination, error) from error
+
+
+def _unwritable(destination: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        "E445",
+        f"{destination} could not be written: {error.strerror or error}",
+        why="a converted checkpoint needs room for one copy of the weights",
+        fix="free disk space or choose another directory",
+        path=str(destination),
+    )
 
 
 def _unconvertible(source: Path, why: str) -> UsageError:

@@ -41,15 +41,27 @@ def set_up_attempt(request: LaunchRequest) -> Attempt:
     """Make the attempt that a request asks for; the caller owns its lock.
 
     Raises:
-        LaunchError: E500 to E508.
+        LaunchError: E500 to E508; E508 also when the run's directory cannot be written.
         PlanError: E142, E143 inputs or code are not those of the plan; E144, E145 a resume with
             changes that are not allowed, or not accepted.
         UsageError: E501, there is no such run to resume.
     """
-    if request.resume is not None:
-        return _resume(request, request.resume)
-    assert request.plan is not None
-    return _begin(request, request.plan)
+    try:
+        if request.resume is not None:
+            return _resume(request, request.resume)
+        assert request.plan is not None
+        return _begin(request, request.plan)
+    except OSError as error:
+        path = error.filename2 or error.filename or request.runs
+        raise LaunchError(
+            "E508",
+            f"cannot write {path}: {error.strerror or error}",
+            why="everything a run writes goes into its directory",
+            fix="make the directory writable, or copy it to a disk that is and name the copy"
+            if request.resume is not None
+            else "set launch.runs_directory or --runs to a directory that can be written",
+            path=str(path),
+        ) from error
 
 
 def _begin(request: LaunchRequest, plan: RunPlan) -> Attempt:

@@ -37,7 +37,7 @@ class JobProcess:
         self.log = log
         self.started_at = utc_now()
         self.exit_code: int | None = None
-        log.parent.mkdir(parents=True, exist_ok=True)
+        log.parent.mkdir(exist_ok=True)
         with log.open("ab") as output:
             try:
                 self._child = subprocess.Popen(

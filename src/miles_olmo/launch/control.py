@@ -17,6 +17,7 @@ from miles_olmo.base.files import write_atomic, write_json
 from miles_olmo.base.processes import ProcessIdentity
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.children import JobProcess
+from miles_olmo.records.runs import run_reference
 from miles_olmo.records.status import (
     HEARTBEAT_SECONDS,
     directory_identity,
@@ -61,7 +62,7 @@ def _alive(run: RunDirectory, supervised: bool) -> LaunchError:
         why="its supervisor works on it, and two would write the same files"
         if supervised
         else "processes of its last attempt still hold its lock, and would write the same files",
-        fix=f"wait for it, or stop it: miles cancel {run.run_id}",
+        fix=f"wait for it, or stop it: miles cancel {run_reference(run.root)}",
         run=run.run_id,
     )
 
@@ -97,6 +98,11 @@ class ControlFile:
             "restarts": restarts,
         }
         self._write()
+
+    def follow(self, run: RunDirectory) -> None:
+        """Go on where the directory is now."""
+        self._run = run
+        self._content["directory"] = directory_identity(run)
 
     def beat(self) -> None:
         """Show that the supervisor lives, to readers on other machines."""

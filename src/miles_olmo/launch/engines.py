@@ -16,6 +16,7 @@ from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.launch.children import JobProcess, describe_exit
 from miles_olmo.launch.commands import JobCommand
 from miles_olmo.manifest.models import Engines
+from miles_olmo.records.runs import run_reference
 from miles_olmo.wire.protocol import HEALTH
 
 _CHECK_EVERY = 0.25
@@ -101,7 +102,7 @@ class EngineWatch:
             why=f"engines.max_restarts is {self._settings.max_restarts} and {used} were used"
             if not self.may_restart
             else "it did not start, and starting it again would end the same way",
-            fix=f"read its log: miles logs {self._run.run_id} --job {name}",
+            fix=f"read its log: miles logs {run_reference(self._run.root)} --job {name}",
             job=name,
             exit_code=exit_code,
             restarts=used,
@@ -122,7 +123,7 @@ class EngineWatch:
             "E510",
             f"{name} {state} after {seconds:g} s",
             why="training cannot start without its engines",
-            fix=f"read its log (miles logs {self._run.run_id} --job {name}), "
+            fix=f"read its log (miles logs {run_reference(self._run.root)} --job {name}), "
             "or raise engines.startup_seconds for a large model",
             job=name,
             startup_seconds=seconds,

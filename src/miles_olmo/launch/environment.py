@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def requirements(extra: str | None) -> dict[str, str]:
             "E503",
             "miles-olmo is not installed in this Python",
             why="its requirements are read from its installed metadata",
-            fix=f"run: {sys.executable} -m pip install -e '.[train]' in the project's folder",
+            fix=f"run: {shlex.quote(sys.executable)} -m pip install -e '.[train]' in the project's folder",
         ) from None
     found = {}
     for requirement in declared:
@@ -94,7 +95,7 @@ def is_importable(module: str) -> bool:
 
 def pip_line(extra: str) -> str:
     """The command that installs an extra into this Python, from where miles-olmo came from."""
-    return f'{sys.executable} -m pip install {_source()}[{extra}]"'
+    return f'{shlex.quote(sys.executable)} -m pip install {_source()}[{extra}]"'
 
 
 def _source() -> str:

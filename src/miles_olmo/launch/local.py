@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from miles_olmo.base.codes.entry import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN
@@ -50,7 +51,7 @@ class LocalBackend:
         try:
             if request.detach:
                 return _result(attempt, _detach(attempt))
-            return _result(attempt, _attach(attempt, view))
+            return _attach(attempt, view)
         finally:
             os.close(attempt.lock)
 
@@ -95,15 +96,16 @@ class LocalBackend:
         return log_files(run, attempt)
 
 
-def _attach(attempt: Attempt, view: ViewFactory | None) -> int:
+def _attach(attempt: Attempt, view: ViewFactory | None) -> LaunchResult:
     shown = view(attempt.run, attempt.plan) if view else None
     on_tick = shown.update if shown else lambda: None
     supervisor = Supervisor(attempt.plan, attempt.run, attempt.number, attempt.lock, on_tick)
     try:
-        return supervisor.supervise()
+        exit_code = supervisor.supervise()
     finally:
         if shown:
             shown.close()
+    return _result(replace(attempt, run=supervisor.run), exit_code)  # it may have been moved
 
 
 def _detach(attempt: Attempt) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from miles_olmo.base.errors import LaunchError
 from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.plan.model import RunPlan
-from miles_olmo.records.runs import LATEST
+from miles_olmo.records.runs import LATEST, run_reference
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 
@@ -66,7 +66,7 @@ def _create_named(runs: Path, name: str) -> RunDirectory:
             "E500",
             f"the run id {name!r} is already used in {runs}",
             why="a run's records are never written over",
-            fix=f"choose another --name, or continue that run with --resume {name}",
+            fix=f"choose another --name, or continue that run with --resume {run_reference(runs / name)}",
             name=name,
             runs_directory=str(runs),
         ) from None

@@ -24,9 +24,11 @@ from miles_olmo.launch.control import ControlFile, create_token, remove_token
 from miles_olmo.launch.engines import EngineWatch
 from miles_olmo.launch.environment import machine_facts
 from miles_olmo.launch.interrupts import Interrupts
+from miles_olmo.launch.place import Place
 from miles_olmo.launch.trainer_ranks import LAST_WORDS_SECONDS, first_cause
 from miles_olmo.plan.model import RunPlan
 from miles_olmo.records.receipts import ReceiptLog, failure_body, read_chain
+from miles_olmo.records.runs import run_reference
 from miles_olmo.records.status import LAUNCHER
 
 _TICK_SECONDS = 0.1
@@ -59,6 +61,8 @@ class Supervisor:
         self._on_tick = on_tick
         self._receipts = ReceiptLog(run.receipt_log(LAUNCHER), LAUNCHER)
         self._control = ControlFile(run, attempt)
+        self._place = Place(run.root)
+        self._is_removed = False
         self._lifeline = Lifeline()
         self._interrupts = Interrupts()
         self._jobs: dict[str, JobProcess] = {}
@@ -68,7 +72,8 @@ class Supervisor:
         """Run the attempt to its end and return the exit code of the command.
 
         Raises:
-            LaunchError: E530, E531: the run's own records failed. Everything is ended then too.
+            LaunchError: E530, E531: the run's own records failed; E521, its directory was removed.
+                Everything is ended then too.
         """
         with self._interrupts:
             try:
@@ -79,10 +84,12 @@ class Supervisor:
                 remove_token(self.run)
                 self._lifeline.close()
                 self._control_quietly("ended")
+                self._place.close()
 
     def _begin(self) -> None:
         self._record("attempt-started", plan_digest=self.plan.digest, **self._facts())
         self._control.set_state("starting")
+        self.run.logs(self.attempt).mkdir(parents=True, exist_ok=True)
         create_token(self.run)
 
     def _live(self) -> int:
@@ -99,7 +106,10 @@ class Supervisor:
             self._record("run-cancelled")
             return EXIT_INTERRUPTED
         except MilesError as error:
+            error = self._displacement() or error
             self._stop_all()
+            if self._is_removed:
+                raise error from None
             return self._fail(error)
         except BaseException as error:  # our own bug: the run must still say that it failed
             self._stop_all()
@@ -208,7 +218,7 @@ class Supervisor:
             code,
             f"{job.command.name} {describe_exit(job.exit_code)}",
             why="the run cannot go on without it",
-            fix=f"read its log: miles logs {self.run.run_id} --job {job.command.name}",
+            fix=f"read its log: miles logs {run_reference(self.run.root)} --job {job.command.name}",
             job=job.command.name,
             exit_code=job.exit_code,
         )
@@ -216,9 +226,35 @@ class Supervisor:
     def _tick(self) -> None:
         if self._interrupts.count:
             raise _Cancelled
+        if error := self._displacement():
+            raise error
         self._control.beat()
         self._on_tick()
         time.sleep(_TICK_SECONDS)
+
+    def _displacement(self) -> LaunchError | None:
+        """Why the run cannot go on when its directory is no longer where the jobs look for it.
+
+        From then on the supervisor's own records are written where the directory is.
+        """
+        if self._place.is_at(self.run.root):
+            return None
+        before, now = self.run.root, self._place.path()
+        self._is_removed = now is None
+        if now is not None:
+            self.run = RunDirectory(now)
+            self._receipts = ReceiptLog(self.run.receipt_log(LAUNCHER), LAUNCHER)
+            self._control.follow(self.run)
+        return LaunchError(
+            "E521",
+            f"the run's directory {before} was " + (f"moved to {now}" if now else "removed"),
+            why="its processes know it by its path, and can write nothing more",
+            fix=f"continue it where it is now: miles launch --resume {run_reference(self.run.root)}"
+            if now
+            else "launch a new run",
+            directory=str(before),
+            moved_to=str(now) if now else None,
+        )
 
     # Ending
 
@@ -247,6 +283,8 @@ class Supervisor:
             return job.exit_code
 
     def _control_quietly(self, state: Any) -> None:
+        if self._is_removed:  # what was removed is not made anew
+            return
         try:
             self._control.set_state(state)
         except OSError:

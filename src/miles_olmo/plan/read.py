@@ -23,6 +23,7 @@ def write_plan(plan: RunPlan, path: Path) -> None:
         UsageError: E604, the file cannot be written.
     """
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, plan.model_dump(mode="json"))
     except OSError as error:
         raise UsageError(

@@ -24,7 +24,7 @@ _LEFTOVER = re.compile(r"\.(?P<name>.+)\.\d+\.(?:writing|replaced|removed)")
 def atomic_directory(target: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a hidden directory to fill; it becomes `target` when the block ends without an error.
 
-    An existing target is replaced. On any error the hidden directory is removed and the target is
+    Its parent is made, and nothing above that. An existing target is replaced. On any error the hidden directory is removed and the target is
     as it was.
 
     Args:
@@ -34,7 +34,7 @@ def atomic_directory(target: Path, *, durable: bool = True) -> Iterator[Path]:
     Raises:
         OSError: the directory could not be written, synced or renamed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.mkdir(exist_ok=True)
     writing = _hidden(target, "writing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir()

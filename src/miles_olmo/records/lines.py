@@ -14,7 +14,6 @@ class LineLog:
     """One write per line, under a lock, so that readers see whole lines."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._drop_torn_line()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from pathlib import Path
 
 from miles_olmo.base.errors import UsageError
 from miles_olmo.base.rundir import RunDirectory
 
 LATEST = "latest"
+
+RUNS_DIRECTORY = Path("runs")
+"""Where runs are looked for unless a directory is named; the manifest's own default."""
 
 
 def resolve_run(text: str, runs_directory: Path) -> RunDirectory:
@@ -38,6 +42,16 @@ def resolve_run(text: str, runs_directory: Path) -> RunDirectory:
         runs_directory=str(runs_directory),
         candidates=near,
     )
+
+
+def run_reference(directory: str | Path) -> str:
+    """What names a run in a command that is typed here: its id in `./runs`, elsewhere its path.
+
+    Quoted for a shell.
+    """
+    path = Path(directory).absolute()
+    is_here = path.parent.resolve() == RUNS_DIRECTORY.resolve()
+    return shlex.quote(path.name if is_here else str(path))
 
 
 def run_ids(runs_directory: Path) -> list[str]:

@@ -104,6 +104,7 @@ def _require_page(output: Path) -> None:
 
 def _write(path: Path, data: bytes) -> None:
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, data)
     except OSError as error:
         raise UsageError(

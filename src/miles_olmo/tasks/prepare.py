@@ -56,6 +56,7 @@ def prepare_data(data: Data, directory: Path) -> dict[str, str]:
     contents = _make(data)
     if record is None:
         _refuse_to_overwrite(files, contents, directory)
+    directory.mkdir(parents=True, exist_ok=True)
     for key, name in files.items():
         write_atomic(directory / name, contents[key])
     hashes = {key: hashlib.sha256(contents[key]).hexdigest() for key in files}

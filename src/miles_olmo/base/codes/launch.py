@@ -69,10 +69,10 @@ ENTRIES: tuple[Code, ...] = (
     ),
     Code(
         "E508",
-        "the run directory cannot be made",
-        "The directory of all runs cannot be written.",
+        "the run directory cannot be written",
+        "The directory of all runs, or that of the run to resume, cannot be written.",
         "miles launch run.toml --runs /etc/runs",
-        "Set launch.runs_directory or --runs to a directory you may write to.",
+        "Set launch.runs_directory or --runs to a directory you may write to; copy a run to resume there.",
         EXIT_USAGE,
     ),
     Code(
@@ -163,6 +163,15 @@ ENTRIES: tuple[Code, ...] = (
         "miles launch run.toml     # beside a forgotten notebook",
         "End that program, or choose other GPUs with CUDA_VISIBLE_DEVICES.",
         EXIT_USAGE,
+    ),
+    Code(
+        "E521",
+        "the run's directory was moved or removed",
+        "The processes of a run know its directory by its path. They were ended; what they had recorded is "
+        "where the directory is now.",
+        "mv runs/quickstart-1a2b3c4d-1 /archive   (while it runs)",
+        "Continue it where it is now: miles launch --resume PATH. Move a run when it is over.",
+        EXIT_RUN,
     ),
     Code(
         "E530",

@@ -24,7 +24,7 @@ class TensorBoardTracker:
     name = TENSORBOARD
 
     def __init__(self, directory: Path, attempt: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(exist_ok=True)
         self._file = (directory / f"events.out.tfevents.{attempt:06d}.miles").open("ab")
         self._writer = RecordWriter(self._file)
         self._is_resumed = attempt > 1
