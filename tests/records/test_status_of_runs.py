@@ -19,8 +19,10 @@ from miles_olmo.launch.summary import (
     progress_text,
     sparkline,
 )
+from miles_olmo.records.expert_load import ExpertLoadLog
 from miles_olmo.records.metrics import MetricsLog
 from miles_olmo.records.receipts import ReceiptLog
+from miles_olmo.records.samples import Sample, write_samples
 from miles_olmo.records.status import directory_identity, list_runs, read_status
 
 DEAD = ProcessIdentity(2**22 + 5, "1", "an earlier boot")
@@ -176,6 +178,57 @@ def test_records_that_were_written_once_and_are_gone_are_damage(run):
         assert [f"{writer}.jsonl: it is missing" in p for p in status.problems] == [True]
         assert outcome_text(status).endswith("records damaged")
         (run.root / "moved").rename(run.receipt_log(writer))
+
+
+def records(run):
+    """A finished run of two steps, whole."""
+    receive(run, ("attempt-started", {}), ("run-finished", {}))
+    receive(run, ("prompts-read", {}), writer="trainer")
+    with MetricsLog(run.metrics) as metrics, ExpertLoadLog(run.expert_load) as loads:
+        for step in (1, 2):
+            metrics.append("train", step, 1, {"rollout/reward": 0.5})
+            loads.append(step, 1, [[1.0, 1.0]])
+            sample = Sample(f"{step}.0", "train:1", step, "12", "21", 1.0, "stop", step, 2)
+            write_samples(run.samples(step), [sample, sample])
+    return {"metrics": run.metrics, "expert_load": run.expert_load, "samples": run.samples(1)}
+
+
+@pytest.mark.parametrize("name", ["metrics", "expert_load", "samples"])
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [
+        (lambda lines: [b"{", *lines[1:]], ":1: not "),
+        (lambda lines: [lines[0], b'{"step": 2}', b""], ":2: not "),
+        (lambda lines: [lines[0], b"\xff\xfe", b""], ":2: not "),
+        (lambda lines: [lines[0], lines[1][:-5]], ""),  # cut off
+    ],
+)
+def test_every_damaged_line_of_every_record_is_named(run, name, damage, place):
+    paths = records(run)
+    assert read_status(run.root, every_record=True).problems == ()
+    path = paths[name]
+    path.write_bytes(b"\n".join(damage(path.read_bytes().split(b"\n"))))
+    (problem,) = read_status(run.root, every_record=True).problems
+    assert problem.startswith(f"{path}{place}")
+
+
+def test_a_line_that_is_being_written_is_no_damage(run):
+    records(run)
+    receive(run, ("attempt-started", {}), attempt=2)
+    for path in (run.metrics, run.expert_load):
+        path.write_bytes(path.read_bytes() + b'{"step": 3')
+    assert read_status(run.root, every_record=True).problems == ()
+
+
+def test_samples_are_looked_through_from_the_newest_back_within_a_bound(run, monkeypatch):
+    records(run)
+    for step in (1, 2):
+        run.samples(step).write_bytes(b"damaged\n" * 20)
+    assert len(read_status(run.root, every_record=True).problems) == 40
+    assert read_status(run.root).problems == ()
+    monkeypatch.setattr("miles_olmo.records.samples.CHECKED_BYTES", 200)
+    problems = read_status(run.root, every_record=True).problems
+    assert len(problems) == 20 and all("step-000002" in problem for problem in problems)
 
 
 DAMAGES = {

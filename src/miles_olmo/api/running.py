@@ -127,13 +127,19 @@ def find_run(run: str | Path, *, runs: Path = RUNS_DIRECTORY) -> RunDirectory:
     return run_files.resolve_run(str(run), runs)
 
 
-def read_status(run: str | Path, *, runs: Path = RUNS_DIRECTORY) -> RunStatus:
+def read_status(
+    run: str | Path, *, runs: Path = RUNS_DIRECTORY, every_record: bool = False
+) -> RunStatus:
     """The state of a run, from its files: while it runs, after it ended, after a crash.
+
+    Args:
+        every_record: List damage of the samples and the load of experts, too.
 
     Raises:
         UsageError: E501.
     """
-    return status_files.read_status(find_run(run, runs=runs).root)
+    directory = find_run(run, runs=runs).root
+    return status_files.read_status(directory, every_record=every_record)
 
 
 def list_runs(runs: Path = RUNS_DIRECTORY) -> list[RunStatus]:

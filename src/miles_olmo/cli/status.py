@@ -44,7 +44,7 @@ def status_command(run: str | None, runs: Path, as_json: bool) -> None:
         else:
             print("\n".join(_table(statuses)) if statuses else f"no runs in {runs}")
         return
-    status = read_status(run, runs=runs)
+    status = read_status(run, runs=runs, every_record=True)
     print(json.dumps(status.as_json()) if as_json else "\n".join(_page(status)))
 
 

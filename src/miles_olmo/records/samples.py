@@ -10,6 +10,9 @@ from pathlib import Path
 from miles_olmo.base.errors import UsageError
 from miles_olmo.base.files import write_atomic
 
+CHECKED_BYTES = 64 * 2**20
+"""Newest samples that are looked through for damage."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -48,13 +51,11 @@ def read_samples(path: Path) -> list[Sample]:
     Raises:
         UsageError: E533, the file is not what `write_samples` writes; file and line are named.
     """
-    names = [field.name for field in fields(Sample)]
     samples = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+    for number, line in _lines(path):
         try:
-            row = json.loads(line.decode("utf-8", "surrogatepass"))
-            samples.append(Sample(**{name: row[name] for name in names}))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            samples.append(_sample(line))
+        except _NOT_A_SAMPLE as error:
             raise UsageError(
                 "E533",
                 f"{path}:{number} is not a sample",
@@ -62,6 +63,43 @@ def read_samples(path: Path) -> list[Sample]:
                 fix="delete the file; samples are for reading and nothing depends on them",
             ) from error
     return samples
+
+
+def sample_problems(directory: Path) -> list[str]:
+    """Lines below `<run>/samples` that are no samples, with file and line, newest step first.
+
+    Files are read up to `CHECKED_BYTES`: a long run has far more than anybody waits for.
+    """
+    problems, left = [], CHECKED_BYTES
+    for step in reversed(sample_steps(directory)):
+        path = directory / f"step-{step:06d}.jsonl"
+        try:
+            left -= path.stat().st_size
+            if left < 0:
+                break
+            for number, line in _lines(path):
+                try:
+                    _sample(line)
+                except _NOT_A_SAMPLE:
+                    problems.append(f"{path}:{number}: not a sample")
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror or error}")
+    return problems
+
+
+_NOT_A_SAMPLE = (ValueError, KeyError, TypeError, RecursionError)
+_NAMES = [field.name for field in fields(Sample)]
+
+
+def _lines(path: Path) -> list[tuple[int, bytes]]:
+    """Lines by number; a last one without its end counts, since files are written whole."""
+    *lines, rest = path.read_bytes().split(b"\n")
+    return list(enumerate([*lines, rest] if rest else lines, 1))
+
+
+def _sample(line: bytes) -> Sample:
+    row = json.loads(line.decode("utf-8", "surrogatepass"))
+    return Sample(**{name: row[name] for name in _NAMES})
 
 
 def printable(text: str) -> str:

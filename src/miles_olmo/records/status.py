@@ -17,8 +17,10 @@ from typing import Any, Literal
 
 from miles_olmo.base.processes import ProcessIdentity
 from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.records.expert_load import read_expert_load
 from miles_olmo.records.metrics import MetricRow, Metrics, read_metrics
 from miles_olmo.records.receipts import merge_receipts
+from miles_olmo.records.samples import sample_problems
 
 STATUS_SCHEMA = "miles-olmo/status/v1"
 LAUNCHER = "launcher"
@@ -118,11 +120,13 @@ class RunStatus:
         return {"schema": STATUS_SCHEMA, **values}
 
 
-def read_status(run_directory: Path) -> RunStatus:
+def read_status(run_directory: Path, *, every_record: bool = False) -> RunStatus:
     """Read the state of one run.
 
     Args:
         run_directory: `runs/<id>`; need not be complete, damage is listed in `problems`.
+        every_record: Look for damage in the samples and the load of experts, too, which the state
+            does not need.
     """
     run = RunDirectory(run_directory)
     problems: list[str] = []
@@ -141,6 +145,8 @@ def read_status(run_directory: Path) -> RunStatus:
     current = attempts[-1] if attempts else None
     outcome = current.outcome if current else _unstarted(run, control)
     train, rows = metrics.latest("train"), metrics.of("train")
+    if every_record:
+        problems += _damage(run, metrics, outcome)
     number = current.number if current else 0
     return RunStatus(
         run_id=run.run_id,
@@ -256,6 +262,17 @@ def _missing_records(run: RunDirectory, metrics: Metrics) -> Iterator[str]:
     for path, was_written in expected:
         if was_written and not path.exists():
             yield f"{path}: it is missing, and the run wrote it"
+
+
+def _damage(run: RunDirectory, metrics: Metrics, outcome: Outcome) -> Iterator[str]:
+    """Damage of the records that nothing else here reads."""
+    attempts = {row.step: row.attempt for row in metrics.of("train")}
+    yield from read_expert_load(run.expert_load, attempts).problems
+    yield from sample_problems(run.root / "samples")
+    for path in (run.metrics, run.expert_load) if outcome == "finished" else ():
+        # A process that is killed may leave a part of a line; none was.
+        if path.is_file() and path.read_bytes()[-1:] not in (b"", b"\n"):
+            yield f"{path}: the last line is incomplete"
 
 
 def _attempts(
