@@ -93,13 +93,16 @@ def metrics_page() -> str:
         _NOTE,
         "A run writes one line per step into `metrics.jsonl` and, per trained step, the load of every "
         "expert into `expert_load.jsonl`. A metric is in every row of its phases unless a condition is "
-        'named. "Since the start" counts from the start of the trainer\'s process: a resumed run '
-        "counts anew, and `miles report` adds the attempts up.",
+        'named. "Since the start" counts from the start of the run, and a resume goes on from the counts of '
+        'its checkpoint; "in this attempt" counts from the start of the trainer\'s process. `miles report` '
+        "adds up what happened in all attempts, also in steps that were walked again.",
     ]
     for title, metrics in GROUPS.items():
         lines = ["| Metric | Unit | Meaning | In rows of | When |", "|---|---|---|---|---|"]
         for metric in metrics:
-            since = " Since the start." if metric.counts == "process" else ""
+            since = {"run": " Since the start.", "process": " In this attempt."}.get(
+                metric.counts, ""
+            )
             cells = (
                 f"`{metric.name}`",
                 metric.unit,

@@ -98,6 +98,11 @@ def test_a_trainer_killed_in_mid_run_resumes_with_the_same_samples_and_losses(
     assert second.wait() == 0, second.text()
     assert consumed(second) == consumed(whole)
     assert losses(second) == losses(whole)
+    for name in ("rollout/engine/groups", "rollout/engine/requests", "rollout/engine/publications"):
+        after, expected = ([row.values[name] for row in r.train_rows()] for r in (second, whole))
+        assert after == sorted(after), name
+        # A resume publishes its checkpoint's version once more.
+        assert after[-1] - expected[-1] == (name == "rollout/engine/publications"), name
 
 
 def test_a_collapse_alarm_stops_the_run_at_a_checkpoint_from_which_it_can_go_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -95,7 +96,8 @@ def test_the_cursor_stays_where_it_was_when_an_engine_fails():
     taking = source(fleet)
     with pytest.raises(EngineError, match="E224"):
         asyncio.run(taking.take(4, 0))
-    assert taking.state() == {"position": 0, "in_flight": []}
+    state = taking.state()
+    assert (state["position"], state["in_flight"]) == (0, [])
 
 
 def test_a_failing_verifier_is_never_a_reward_and_the_group_is_dropped_and_counted():
@@ -116,6 +118,23 @@ def test_a_group_whose_verifier_recovers_is_sampled_again_with_another_seed():
     first, second = taking.fleet.requests
     assert first.seed != second.seed
     assert first.prompt_ids == second.prompt_ids
+
+
+def test_a_resume_goes_on_with_the_counts_of_its_checkpoint():
+    first = source(RecordingFleet(), lambda answer: Ungradable("no ground truth"))
+    first.fleet.counters["groups"] = 5
+    asyncio.run(first.take(2, 0))
+    saved = json.loads(json.dumps(first.state()))
+    second = source(RecordingFleet(), lambda answer: Ungradable("no ground truth"))
+    second.restore(saved)
+    assert second.counters()["rollout/ungradable"] == 4
+    second.fleet.counters["groups"] = 3  # of this process
+    asyncio.run(second.take(1, 0))
+    counters = second.counters()
+    assert (counters["rollout/ungradable"], counters["rollout/engine/groups"]) == (6, 8)
+    third = source(RecordingFleet())
+    third.restore({"position": 7, "in_flight": []})  # of a version that did not save them
+    assert third.counters()["rollout/ungradable"] == 0
 
 
 def test_an_ungradable_answer_scores_zero_and_is_counted():

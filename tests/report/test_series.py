@@ -5,6 +5,7 @@ from __future__ import annotations
 from recorded_runs import begin, launcher, make_run, write_steps
 
 from miles_olmo.records.metrics import MetricsLog
+from miles_olmo.records.receipts import ReceiptLog
 from miles_olmo.records.series import RunSeries, read_series
 
 
@@ -38,6 +39,21 @@ def test_trouble_is_added_up_over_attempts_also_where_steps_were_walked_again(tm
     assert found[refills] == 1 + 2  # a refill belongs to its step
     assert found["engine-restarted"] == 2 and found["resumed"] == 1
     assert found["over_max_prompt_tokens"] == 2
+
+
+def test_what_a_resumed_attempt_started_from_is_counted_once(tmp_path):
+    run = begin(tmp_path / "run", {"train": {"steps": 4}})
+    retries, faults = "rollout/engine/retries", "logging/tensorboard_faults"
+    with MetricsLog(run.metrics) as metrics:
+        for step, count in ((1, 2), (2, 3), (3, 7)):
+            metrics.append("train", step, 1, {retries: count, faults: count})
+        for step, count in ((3, 4), (4, 6)):
+            metrics.append("train", step, 2, {retries: count, faults: count})
+    body = {"attempt": 2, "step": 2, "counters": {retries: 3}}
+    ReceiptLog(run.receipt_log("trainer"), "trainer").append("resumed", body)
+    found = counts(read_series(run.root))
+    assert found[retries] == 7 + (6 - 3)
+    assert found[faults] == 7 + 6  # a tracker counts anew in each process
 
 
 def test_a_counter_that_was_not_recorded_is_not_shown_as_zero(tmp_path):

@@ -29,7 +29,7 @@ from miles_olmo.policy.initial_weights import load_initial_weights
 from miles_olmo.policy.optimizer import PolicyOptimizer
 from miles_olmo.policy.rank_messages import Message
 from miles_olmo.policy.ranks import ALONE, Ranks
-from miles_olmo.records.receipts import ReceiptLog
+from miles_olmo.records.receipts import ReceiptLog, json_safe
 
 REFERENCE = "reference"
 """Directory of a run that holds the reference policy, as a checkpoint."""
@@ -49,6 +49,7 @@ class Saver:
     tokenizer: Path
     """Goes into the export."""
     ranks: Ranks = ALONE
+    attempt: int = 1
 
     def save(self, state: RunState, source: SampleSource) -> None:
         """Write a checkpoint of the finished step.
@@ -83,7 +84,11 @@ class Saver:
         state.step, state.version = saved.step, saved.version
         state.alarm = AlarmState.from_json(saved.alarm)
         source.restore(dict(saved.cursor))
-        self.receipts.append("resumed", {"step": saved.step, "path": newest.path.name})
+        counters = {"counters": json_safe(saved.cursor.get("counters", {}))}
+        self.receipts.append(
+            "resumed",
+            {"attempt": self.attempt, "step": saved.step, "path": newest.path.name, **counters},
+        )
         return True
 
     def start_from(self, checkpoint: Path) -> None:

@@ -40,6 +40,8 @@ class SampleSource:
     num_groups_dropped: int = 0
     """Groups whose verifier failed GROUP_ATTEMPTS times."""
     _in_flight: set[int] = field(default_factory=set)
+    _counted: dict[str, float] = field(default_factory=dict)
+    """Counters of the steps before this process."""
 
     async def take(self, num_groups: int, version: int) -> list[ScoredGroup]:
         """Sample, score and hand out the next groups, in order.
@@ -103,21 +105,30 @@ class SampleSource:
             )
 
     def counters(self) -> dict[str, float]:
-        """What was dropped, retried or could not be graded since the process started."""
-        return {
+        """What was dropped, retried or could not be graded since the run's start.
+
+        A resume goes on from the counts of its checkpoint.
+        """
+        now = {
             "rollout/dynamic_filter/drop_verifier_failed": self.num_groups_dropped,
             "rollout/ungradable": self.scorer.num_ungradable,
             "rollout/verifier_errors": self.scorer.num_infrastructure_errors,
             **{f"rollout/engine/{name}": count for name, count in self.fleet.counters.items()},
         }
+        return {name: count + self._counted.get(name, 0) for name, count in now.items()}
 
     def state(self) -> dict[str, Any]:
-        """The cursor, for a checkpoint: the low-water mark and the ids in flight."""
-        return {"position": self.position, "in_flight": sorted(self._in_flight)}
+        """The cursor, for a checkpoint: the low-water mark, the ids in flight, and the counters."""
+        return {
+            "position": self.position,
+            "in_flight": sorted(self._in_flight),
+            "counters": self.counters(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken. Ids in flight are sampled again."""
         self.position = min([state["position"], *state["in_flight"]])
+        self._counted = dict(state.get("counters", {}))
 
 
 def first_leaf(group: BaseExceptionGroup) -> BaseException:

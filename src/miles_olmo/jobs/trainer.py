@@ -145,6 +145,7 @@ def build_run(
         context.receipts,
         checked_input(context, "data.tokenizer"),
         ranks,
+        context.attempt,
     )
     resumed = saver.restore_newest(state, source)
     if manifest.model.checkpoint is not None and not resumed:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from miles_olmo.records.metrics import Phase
 
-Counts = Literal["", "step", "process"]
+Counts = Literal["", "step", "run", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Metric:
     when: str = ""
     """Condition under which a row has it; empty: every row of its phases."""
     counts: Counts = ""
-    """step: how often something happened in the step; process: since the trainer's process started."""
+    """step: how often something happened in the step; run: since the run's start, of the steps that count
+    (a resume goes on from its checkpoint); process: since the trainer's process started."""
     is_trouble: bool = False
     """Counts something dropped, retried, refilled, skipped or failed."""
 
@@ -62,28 +63,28 @@ ROLLOUT = (
         "rollout/dynamic_filter/drop_verifier_failed",
         "groups",
         "Groups dropped because their verifier failed again and again.",
-        counts="process",
+        counts="run",
         is_trouble=True,
     ),
     Metric(
         "rollout/ungradable",
         "answers",
         "Answers that their verifier could not grade; each got reward 0.",
-        counts="process",
+        counts="run",
         is_trouble=True,
     ),
     Metric(
         "rollout/verifier_errors",
         "errors",
         "Failures of a verifier; each had its group sampled again or dropped.",
-        counts="process",
+        counts="run",
         is_trouble=True,
     ),
 )
 
 
 def _engine(name: str, unit: str, meaning: str, *, is_trouble: bool = True) -> Metric:
-    return Metric(f"rollout/engine/{name}", unit, meaning, counts="process", is_trouble=is_trouble)
+    return Metric(f"rollout/engine/{name}", unit, meaning, counts="run", is_trouble=is_trouble)
 
 
 ENGINES = (

@@ -1,14 +1,14 @@
 """Everything of a run that was dropped, retried, refilled, skipped or restarted, with its count.
 
-Metrics that count per step are added over the steps that count. Metrics that count since the trainer's
-process started are read at their highest in each attempt and added over the attempts, also where a
+Metrics that count per step are added over the steps that count. Metrics that count on are read at their
+highest in each attempt, less what the attempt started from, and added over the attempts, also where a
 later attempt walked the steps again: it did happen. Events are counted in the receipts.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +48,13 @@ def counters(metrics: Metrics, events: Sequence[dict[str, Any]]) -> tuple[Counte
     Args:
         events: Receipts of all writers.
     """
+    before = {
+        event["body"].get("attempt"): found
+        for event in events
+        if event["type"] == "resumed" and isinstance(found := event["body"].get("counters"), dict)
+    }
     from_metrics = [
-        _of_metric(metric, metrics) for metric in CATALOGUE.values() if metric.is_trouble
+        _of_metric(metric, metrics, before) for metric in CATALOGUE.values() if metric.is_trouble
     ]
     tally = Tally(event["type"] for event in events)
     from_receipts = [
@@ -58,16 +63,22 @@ def counters(metrics: Metrics, events: Sequence[dict[str, Any]]) -> tuple[Counte
     return (*from_metrics, *from_receipts, *_of_bodies(events))
 
 
-def _of_metric(metric: Metric, metrics: Metrics) -> Counter:
+def _of_metric(
+    metric: Metric, metrics: Metrics, before: Mapping[Any, Mapping[str, float]]
+) -> Counter:
+    """`before`: attempt -> counters that it started from."""
     if metric.counts == "step":
         values = [row.values[metric.name] for row in metrics.rows if metric.name in row.values]
         return Counter(metric.name, metric.meaning, int(sum(values)), metric.unit, bool(values))
     highest: dict[int, float] = {}
     for row in (*metrics.rows, *metrics.superseded):
         if metric.name in row.values:
-            before = highest.get(row.attempt, 0)
-            highest[row.attempt] = max(before, row.values[metric.name])
-    total = int(sum(highest.values()))
+            highest[row.attempt] = max(highest.get(row.attempt, 0), row.values[metric.name])
+    counts = (
+        value - (before.get(attempt, {}).get(metric.name, 0) if metric.counts == "run" else 0)
+        for attempt, value in highest.items()
+    )
+    total = int(sum(counts))
     return Counter(metric.name, metric.meaning, total, metric.unit, bool(highest))
 
 
