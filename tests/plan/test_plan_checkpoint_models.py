@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from miles_olmo.api.planning import load_manifest, make_plan
+from miles_olmo.api.planning import load_manifest, make_plan, write_plan
+from miles_olmo.manifest.models import ModelShape
 from miles_olmo.manifest.reports import ManifestErrors
+from tests.conftest import QUICKSTART
 from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
 SHAPE_START, SHAPE_END = "[model.shape]", "[data]"
@@ -184,3 +186,73 @@ def test_olmoe_refuses_by_name_what_its_class_cannot_hold(edited, old, new, name
     found = problems(edited(*changes))
     assert {problem.code for problem in found} == {"E177"}
     assert any(named in problem.what for problem in found), found
+
+
+# Checkpoints of a run: they have the model of the run's plan.
+
+
+@pytest.fixture
+def from_a_run(manifest, tmp_path):
+    """Write a manifest that starts from a checkpoint of a run of the quickstart, with this [model]."""
+    run = tmp_path / "runs/first-1"
+    (run / "checkpoints/step-000010").mkdir(parents=True)
+    (run / "checkpoints/step-000010/complete.json").write_text("{}")
+    write_plan(make_plan(QUICKSTART), run / "plan.json")
+
+    def write(table: str = "", checkpoint: str = "runs/first-1/checkpoints/step-000010") -> Path:
+        path = manifest(table=table)
+        path.write_text(path.read_text().replace('"hf"', f'"{checkpoint}"'))
+        return path
+
+    return write
+
+
+def other_value(value):
+    """Another value of the same type, and in range for [model.shape]."""
+    others = {
+        **{"softmax": "sigmoid", None: 2, "olmo3moe": "olmoe", "float32": "bfloat16"},
+        **{True: False, False: True},
+    }
+    if isinstance(value, bool | str) or value is None:
+        return others[value]
+    return ["sliding_attention"] if isinstance(value, list) else value + 1
+
+
+def shape_of_the_quickstart() -> dict:
+    return make_plan(QUICKSTART).manifest.model.shape.model_dump(mode="json")
+
+
+def test_a_checkpoint_of_a_run_fills_the_model_in(from_a_run, tmp_path):
+    model = make_plan(from_a_run()).manifest.model
+    expected = make_plan(QUICKSTART).manifest.model
+    assert model.model_copy(update={"checkpoint": None}) == expected
+    (tmp_path / "link").symlink_to(tmp_path / "runs/first-1/checkpoints/step-000010")
+    assert make_plan(from_a_run(checkpoint="link")).manifest.model.shape == expected.shape
+
+
+@pytest.mark.parametrize("key", [*ModelShape.model_fields, "family", "dtype"])
+def test_no_key_may_contradict_the_run_that_a_checkpoint_is_of(from_a_run, key):
+    present = {**shape_of_the_quickstart(), "family": "olmo3moe", "dtype": "float32"}[key]
+    value = "headwise" if key == "attention_gate_type" else other_value(present)
+    line = f"{key} = {json.dumps(value)}"
+    table = line if key in ("family", "dtype") else f"[model.shape]\n{line}"
+    found = [p for p in problems(from_a_run(table)) if p.code == "E172"]
+    (problem,) = found
+    assert problem.what.startswith(f"{key} = ") and "first-1/plan.json" in problem.what
+
+
+def test_the_same_values_may_be_written(from_a_run):
+    lines = [
+        f"{key} = {json.dumps(value)}"
+        for key, value in shape_of_the_quickstart().items()
+        if value is not None
+    ]
+    make_plan(from_a_run("\n".join(['family = "olmo3moe"', "[model.shape]", *lines])))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"content": {"manifest": {"model": {}}}}'])
+def test_a_plan_of_the_run_that_cannot_be_read_is_named(from_a_run, tmp_path, text):
+    path = from_a_run()
+    (tmp_path / "runs/first-1/plan.json").write_text(text)
+    (problem,) = problems(path)
+    assert problem.code == "E173" and "first-1/plan.json" in problem.what

@@ -35,7 +35,7 @@ from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.jobs.inputs import checked_plan_input
 from miles_olmo.manifest.hugging_face import CONFIG
 from miles_olmo.manifest.models import Model
-from miles_olmo.plan.imported_model import read_model
+from miles_olmo.plan.imported_model import read_model, run_of_checkpoint
 from miles_olmo.plan.read import read_plan
 from miles_olmo.plan.sizes import num_parameters
 from miles_olmo.policy.adapter import adapter_for
@@ -184,8 +184,8 @@ def _exported(source: Path, destination: Path, report: dict[str, Any]) -> dict[s
 
 def _checkpoint_of_run(source: Path, step: int | None) -> tuple[RunDirectory, Path]:
     """The run and its checkpoint, from either's directory."""
-    inside = RunDirectory(source.resolve().parent.parent)
-    if step is None and inside.plan.is_file() and source.resolve().parent == inside.checkpoints:
+    inside = run_of_checkpoint(source)
+    if step is None and inside is not None:
         return inside, source.resolve()
     run = RunDirectory(source.resolve())
     if not run.plan.is_file():

@@ -33,6 +33,7 @@ from miles_olmo.launch.run_id import create_run_directory
 from miles_olmo.launch.supervisor import Supervisor
 from miles_olmo.plan.build import plan_jobs
 from miles_olmo.plan.hashing import code_version
+from miles_olmo.plan.imported_model import run_of_checkpoint
 from miles_olmo.plan.model import RunPlan, content_digest
 from miles_olmo.plan.read import check_plan, read_plan, write_plan
 from miles_olmo.records.status import read_status
@@ -221,10 +222,8 @@ def _share_prepared_inputs(run: RunDirectory, place: RunDirectory) -> None:
 
 def checkpoint_target(path: Path) -> tuple[RunDirectory, int] | None:
     """The run and step of a checkpoint directory inside a run; None when it is none."""
-    path = path.resolve()
-    run = RunDirectory(path.parent.parent)
-    if run.plan.is_file() and path.parent == run.checkpoints and path.is_dir():
-        for step in run.checkpoint_steps():
-            if run.checkpoint(step) == path:
-                return run, step
-    return None
+    run = run_of_checkpoint(path)
+    if run is None:
+        return None
+    steps = (step for step in run.checkpoint_steps() if run.checkpoint(step) == path.resolve())
+    return next(((run, step) for step in steps), None)

@@ -102,5 +102,5 @@ class Model(Section):
     """Dtype of weights and activations."""
     checkpoint: str | None = None
     """Where to start from: a Hugging Face directory, a converted checkpoint, or a checkpoint of a run;
-    random initial weights when absent. The first two fill in the rest of [model]."""
+    random initial weights when absent. Each fills in the rest of [model]."""
     shape: ModelShape

@@ -1,7 +1,7 @@
 """`[model]` from the checkpoint it starts from: what the file says is filled in, what contradicts is refused.
 
-A Hugging Face directory says everything in its `config.json`; a converted checkpoint in its `model.json`.
-Both are read when a manifest is read, before its types are checked, so that the plan holds a whole
+A Hugging Face directory says everything in its `config.json`; a converted checkpoint in its `model.json`; a
+checkpoint of a run in the run's `plan.json`, two directories up. They are read when a manifest is read, before its types are checked, so that the plan holds a whole
 `[model]` and nothing later has to know where it came from.
 """
 
@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from miles_olmo.base.errors import CheckpointError
 from miles_olmo.base.problems import Problem
+from miles_olmo.base.rundir import RunDirectory
 from miles_olmo.base.suggest import closest
 from miles_olmo.manifest.hugging_face import CONFIG, DTYPES, FAMILIES, read_hugging_face
 from miles_olmo.manifest.models import Model
@@ -32,8 +33,8 @@ Document = dict[str, Any]
 def fill_model(document: Document, positions: Positions, base: Path) -> list[Problem]:
     """Complete `[model]` of a parsed manifest from `model.checkpoint`, in place.
 
-    Does nothing for a checkpoint of a run, which does not say what its model is, or where there is no
-    checkpoint: these are other checks' concern.
+    Does nothing for a run's checkpoint that was copied away from its run, which does not say what its
+    model is, or where there is no checkpoint: these are other checks' concern.
 
     Args:
         document: The parsed manifest; its types have not been checked yet.
@@ -52,7 +53,18 @@ def fill_model(document: Document, positions: Positions, base: Path) -> list[Pro
     for name, read in ((CONFIG, _hugging_face), (MODEL_FILE, _converted)):
         if (path / name).is_file():
             return [locate(found, positions) for found in read(table, path / name, written)]
-    return []
+    run = run_of_checkpoint(path)
+    return [] if run is None else [locate(f, positions) for f in _of_a_run(table, run)]
+
+
+def run_of_checkpoint(path: Path) -> RunDirectory | None:
+    """The run that a directory is a checkpoint of, by where it lies; None when it is of none."""
+    try:
+        path = path.resolve()
+    except (OSError, ValueError, RuntimeError):  # no path that can exist, or links in a circle
+        return None
+    run = RunDirectory(path.parent.parent)
+    return run if path.parent == run.checkpoints and path.is_dir() and run.plan.is_file() else None
 
 
 def read_model(path: Path, *, dtype: str | None = None) -> Model:
@@ -134,22 +146,37 @@ def _unknown_architecture(key: tuple[str, ...], shown: str, config: Mapping[str,
 
 
 def _converted(table: Document, file: Path, written: str) -> Iterator[Finding]:
-    key, shown = ("model.checkpoint",), f"{written}/{MODEL_FILE}"
+    shown = f"{written}/{MODEL_FILE}"
+    yield from _recorded(table, file, ("model",), shown, "convert the checkpoint again")
+
+
+def _of_a_run(table: Document, run: RunDirectory) -> Iterator[Finding]:
+    """A checkpoint of a run has the model of the run's plan."""
+    shown = f"{run.run_id}/{run.plan.name}"
+    model = ("content", "manifest", "model")
+    yield from _recorded(table, run.plan, model, shown, "restore the file")
+
+
+def _recorded(
+    table: Document, file: Path, place: tuple[str, ...], shown: str, repair: str
+) -> Iterator[Finding]:
+    """From a whole [model] table that this project wrote, at `place` in a JSON file."""
     try:
-        model = _read_object(file)["model"]
+        model: Any = _read_object(file)
+        for name in place:
+            model = model[name]
         family, dtype, shape = model["family"], model["dtype"], dict(model["shape"])
+        _ = shape["num_layers"]
     except (_Fault, TypeError, ValueError, KeyError) as error:
-        yield Finding(
-            "E173", key, f"{shown} cannot be read", f"{error}", "convert the checkpoint again"
-        )
+        why = f"{error}" if isinstance(error, _Fault) else f"it has no {'.'.join(place)} table"
+        yield Finding("E173", ("model.checkpoint",), f"{shown} cannot be read", why, repair)
         return
     yield from _merge(table, family, dtype, shape, {}, shown)
     if "dtype" in table and table["dtype"] != dtype:
         what = f"dtype = '{table['dtype']}' in [model], '{dtype}' in {shown}"
-        why = "a converted checkpoint is loaded without a cast"
-        yield Finding(
-            "E172", ("model.dtype",), what, why, f"set dtype = '{dtype}', or convert again"
-        )
+        why = "a checkpoint of this project is loaded without a cast"
+        fix = f"set dtype = '{dtype}', or convert its Hugging Face export with --dtype"
+        yield Finding("E172", ("model.dtype",), what, why, fix)
 
 
 def _merge(

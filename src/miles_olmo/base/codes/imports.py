@@ -33,7 +33,8 @@ _PLAN: tuple[Code, ...] = (
     Code(
         code="E173",
         title="the checkpoint's description cannot be read",
-        cause="config.json or model.json of model.checkpoint is not JSON, or a value has a wrong type.",
+        cause="config.json or model.json of model.checkpoint, or the plan.json of the run that it belongs "
+        "to, is not JSON, or a value has a wrong type.",
         example="a config.json that is the page of a download error",
         fix="Download, copy or convert the checkpoint again.",
         exit_code=EXIT_MANIFEST,
