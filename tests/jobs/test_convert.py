@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from miles_olmo.api import converting
 from miles_olmo.api.converting import convert_checkpoint, export_run
@@ -73,7 +74,8 @@ def test_a_run_can_start_from_a_converted_checkpoint(name, source, tmp_path, own
     path = own_data()
     text = path.read_text()
     start, end = text.index("[model]"), text.index("[data]")
-    path.write_text(f'{text[:start]}[model]\ncheckpoint = "core"\n\n{text[end:]}')
+    data = text[end:].replace('"tokenizer.json"', '"core/tokenizer/tokenizer.json"')
+    path.write_text(f'{text[:start]}[model]\ncheckpoint = "core"\n\n{data}')
     model = make_plan(path).manifest.model
     assert (model.family, model.shape.windows) == (ZOO[name].family, ZOO[name].shape.windows)
     adapter = adapter_for(model.family)
@@ -168,6 +170,59 @@ def test_a_config_that_is_nested_too_deep_is_refused(tmp_path):
     source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
     (source / "config.json").write_text("[" * 100_000)
     assert error_of(source, tmp_path / "result").code == "E173"
+
+
+def changed_json(file: Path, **changes) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "named"),
+    [
+        ("config.json", {"eos_token_id": 128}, "eos_token_id = 128"),
+        ("config.json", {"eos_token_id": [2, 999]}, "eos_token_id = [2, 999]"),
+        ("config.json", {"bos_token_id": -1}, "bos_token_id = -1"),
+        ("config.json", {"pad_token_id": "<pad>"}, "pad_token_id = '<pad>'"),
+        ("config.json", {"eos_token_id": True}, "eos_token_id = True"),
+        ("generation_config.json", {"eos_token_id": 128}, "eos_token_id = 128"),
+    ],
+)
+def test_special_token_ids_that_the_model_does_not_have_are_refused(tmp_path, file, changes, named):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    changed_json(source / file, **changes)
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E433" and named in error.what and str(source) in error.what
+    assert not (tmp_path / "result").exists()
+
+
+@pytest.mark.parametrize("text", ['{"a": 1}', "", "[" * 10_000])
+def test_a_file_that_is_no_tokenizer_is_not_copied(tmp_path, text):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    (source / "tokenizer.json").write_text(text)
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E433" and "tokenizer.json" in error.what
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_not_copied(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    tokenizer = Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_tokens(["<more>"])
+    tokenizer.save(str(source / "tokenizer.json"))
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E433" and "token ids up to 128" in error.what
+
+
+def test_a_checkpoint_without_a_tokenizer_or_special_ids_is_converted(tmp_path):
+    source = write_checkpoint(ZOO["olmoe"], tmp_path / "source")
+    for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        (source / file).unlink()
+    changed_json(source / "config.json", bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    convert(source, tmp_path / "core")
+    assert json.loads((tmp_path / "core/model.json").read_text())["special_token_ids"] == {
+        "bos": None,
+        "eos": None,
+        "pad": None,
+    }
 
 
 def test_a_link_to_nowhere_is_in_the_way(source, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from miles_olmo.api.planning import load_manifest, make_plan, write_plan
 from miles_olmo.manifest.models import ModelShape
 from miles_olmo.manifest.reports import ManifestErrors
+from miles_olmo.tasks import reversed_digits
 from tests.conftest import QUICKSTART
 from tests.model_zoo import MORE, PUBLISHED_OLMOE, ZOO
 
@@ -256,3 +257,88 @@ def test_a_plan_of_the_run_that_cannot_be_read_is_named(from_a_run, tmp_path, te
     (tmp_path / "runs/first-1/plan.json").write_text(text)
     (problem,) = problems(path)
     assert problem.code == "E173" and "first-1/plan.json" in problem.what
+
+
+# The tokenizer: ids have to stand for what the weights were trained with.
+
+
+def vocabulary_file(file: Path, change) -> Path:
+    """The tokenizer of the data with another vocabulary."""
+    content = json.loads(reversed_digits.tokenizer_json())
+    content["model"]["vocab"] = change(content["model"]["vocab"])
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content))
+    return file
+
+
+def swapped(vocabulary: dict) -> dict:
+    return {**vocabulary, "4": vocabulary["5"], "5": vocabulary["4"]}
+
+
+def larger(vocabulary: dict) -> dict:
+    return {**vocabulary, "É": 48, "Ü": 49}
+
+
+def smaller(vocabulary: dict) -> dict:
+    return {token: number for token, number in vocabulary.items() if token not in "?>"}
+
+
+@pytest.fixture(params=["hugging face", "converted", "run, own data", "run, prepared data"])
+def checkpoint(request, manifest, from_a_run, tmp_path):
+    """(a manifest that starts from a checkpoint, where that checkpoint's tokenizer lies)"""
+    kind = request.param
+    if kind == "hugging face":
+        return manifest(config_of("softmax router")), tmp_path / "hf/tokenizer.json"
+    if kind == "converted":
+        path = manifest(config_of("softmax router"))
+        shape = make_plan(path).manifest.model.model_dump(mode="json", exclude={"checkpoint"})
+        (tmp_path / "hf/config.json").unlink()
+        (tmp_path / "hf/model.json").write_text(json.dumps({"model": shape}))
+        (tmp_path / "hf/complete.json").write_text("{}")
+        return path, tmp_path / "hf/tokenizer/tokenizer.json"
+    path = from_a_run()
+    if kind == "run, prepared data":
+        return path, tmp_path / "runs/first-1/data/tokenizer.json"
+    plan = json.loads((tmp_path / "runs/first-1/plan.json").read_text())
+    entry = next(i for i in plan["content"]["inputs"] if i["key"] == "data.tokenizer")
+    entry.update(kind="local", path="own/tokenizer.json")
+    plan["local"]["base_directory"] = str(tmp_path / "first")
+    (tmp_path / "runs/first-1/plan.json").write_text(json.dumps(plan))
+    return path, tmp_path / "first/own/tokenizer.json"
+
+
+@pytest.mark.parametrize(("change", "first"), [(swapped, "'5'"), (larger, "'É'")])
+def test_a_tokenizer_with_other_ids_than_the_checkpoint_is_refused(checkpoint, change, first):
+    path, file = checkpoint
+    vocabulary_file(file, change)
+    (problem,) = problems(path)
+    assert (
+        problem.code == "E178" and f"2 of {50 if change is larger else 48} tokens" in problem.what
+    )
+    assert f"first {first}" in problem.what and str(file) in problem.fix
+    assert path.read_text().splitlines()[problem.line - 1].startswith("tokenizer")
+
+
+def test_the_same_tokenizer_and_an_extended_one_are_accepted(checkpoint):
+    path, file = checkpoint
+    make_plan(path)  # the checkpoint has left no tokenizer
+    for same in (dict, smaller):
+        vocabulary_file(file, same)
+        make_plan(path)
+
+
+def test_a_checkpoint_whose_tokenizer_cannot_be_read_is_refused(checkpoint):
+    path, file = checkpoint
+    vocabulary_file(file, dict).write_text('{"a": 1}')
+    (problem,) = problems(path)
+    assert problem.code == "E178" and str(file) in problem.what
+
+
+def test_prepared_data_has_a_tokenizer_too(edited, tmp_path):
+    write_hugging_face(tmp_path / "hf", config_of("softmax router"))
+    vocabulary_file(tmp_path / "hf/tokenizer.json", swapped)
+    text = edited().read_text()
+    start, end = text.index("[model]"), text.index(SHAPE_END)
+    path = tmp_path / "run.toml"
+    path.write_text(f'{text[:start]}[model]\ncheckpoint = "hf"\n{text[end:]}')
+    assert [problem.code for problem in problems(path)] == ["E178"]

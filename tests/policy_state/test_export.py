@@ -289,3 +289,13 @@ def test_a_missing_tokenizer_file_is_a_named_error(tmp_path):
     source = ExportTokenizer(tmp_path / "none.json", eos_token="<eos>")
     with pytest.raises(CheckpointError, match="E432"):
         _export(_module(), source, tmp_path / "export")
+
+
+def test_a_tokenizer_with_few_tokens_and_a_large_id_is_refused(tokenizer, tmp_path):
+    from tokenizers import Tokenizer, models
+
+    sparse = {"<eos>": 0, "<bos>": 1, "far": 10_000}
+    Tokenizer(models.WordLevel(sparse, "<eos>")).save(str(tmp_path / "sparse.json"))
+    source = ExportTokenizer(tmp_path / "sparse.json", eos_token="<eos>")
+    with pytest.raises(CheckpointError, match=r"E433.*10000"):
+        _export(_module(), source, tmp_path / "export")

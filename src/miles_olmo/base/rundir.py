@@ -95,3 +95,13 @@ class RunDirectory:
 
     def logs(self, attempt: int) -> Path:
         return self.root / "logs" / f"attempt-{attempt}"
+
+
+def run_of_checkpoint(path: Path) -> RunDirectory | None:
+    """The run that a directory is a checkpoint of, by where it lies; None when it is of none."""
+    try:
+        path = path.resolve()
+    except (OSError, ValueError, RuntimeError):  # no path that can exist, or links in a circle
+        return None
+    run = RunDirectory(path.parent.parent)
+    return run if path.parent == run.checkpoints and path.is_dir() and run.plan.is_file() else None

@@ -31,18 +31,23 @@ from miles_olmo.base.canonical import file_sha256
 from miles_olmo.base.codes.entry import EXIT_BUG
 from miles_olmo.base.errors import CheckpointError, MilesError, UsageError
 from miles_olmo.base.lifeline import hold_lifeline
-from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.base.rundir import RunDirectory, run_of_checkpoint
 from miles_olmo.jobs.inputs import checked_plan_input
 from miles_olmo.manifest.hugging_face import CONFIG
 from miles_olmo.manifest.models import Model
-from miles_olmo.plan.imported_model import read_model, run_of_checkpoint
+from miles_olmo.plan.imported_model import read_model
 from miles_olmo.plan.read import read_plan
 from miles_olmo.plan.sizes import num_parameters
 from miles_olmo.policy.adapter import adapter_for
 from miles_olmo.policy.atomic_directory import atomic_directory
 from miles_olmo.policy.checkpoint import load_weights, newest_complete, visible_checkpoints
 from miles_olmo.policy.export import check_logits
-from miles_olmo.policy.export_tokenizer import CopiedTokenizer, ExportTokenizer, SpecialTokenIds
+from miles_olmo.policy.export_tokenizer import (
+    CopiedTokenizer,
+    ExportTokenizer,
+    SpecialTokenIds,
+    check_copied_tokenizer,
+)
 from miles_olmo.policy.hugging_face_weights import read_hugging_face_weights
 from miles_olmo.policy.initial_weights import cast_like, load_named
 from miles_olmo.policy.weights_checkpoint import (
@@ -78,7 +83,8 @@ def convert(
         UsageError: E443 the destination exists, E444 the source is none of the three, E446 the run has
             no such checkpoint.
         CheckpointError: E17x the model is not supported, E440 and E441 unreadable or other weights,
-            E442 or E430 other logits, E445 or E432 the files could not be written.
+            E433 the tokenizer does not fit, E442 or E430 other logits, E445 or E432 the files could not
+            be written.
     """
     refuse_existing(destination)
     if (source / CONFIG).is_file():
@@ -93,13 +99,14 @@ def convert(
 def _to_core(source: Path, destination: Path, dtype: str | None) -> dict[str, Any]:
     """A Hugging Face directory becomes a converted checkpoint, which is read back for the check."""
     model = read_model(source, dtype=dtype)
+    tokenizer = CopiedTokenizer(source, _token_ids(source))
+    check_copied_tokenizer(tokenizer, vocab_size=model.shape.vocab_size)
     adapter = adapter_for(model.family)
     weights = read_hugging_face_weights(source)
     _check_size(source, model, weights)
     module = adapter.build(model, None, device=_CPU, seed=0)
     load_named(source, cast_like(weights, module), module, adapter)
     del weights
-    tokenizer = CopiedTokenizer(source, _token_ids(source))
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with atomic_directory(destination) as writing:

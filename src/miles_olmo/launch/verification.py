@@ -25,7 +25,7 @@ from typing import Any, Literal
 from miles_olmo.base.codes.entry import EXIT_INTERRUPTED, EXIT_OK, EXIT_VERIFY
 from miles_olmo.base.errors import LaunchError, VerificationError
 from miles_olmo.base.files import held_directory, write_json
-from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.base.rundir import RunDirectory, run_of_checkpoint
 from miles_olmo.launch.attempts import read_exit_code
 from miles_olmo.launch.control import ControlFile, acquire_run
 from miles_olmo.launch.preflight import check_machine
@@ -33,7 +33,6 @@ from miles_olmo.launch.run_id import create_run_directory
 from miles_olmo.launch.supervisor import Supervisor
 from miles_olmo.plan.build import plan_jobs
 from miles_olmo.plan.hashing import code_version
-from miles_olmo.plan.imported_model import run_of_checkpoint
 from miles_olmo.plan.model import RunPlan, content_digest
 from miles_olmo.plan.read import check_plan, read_plan, write_plan
 from miles_olmo.records.status import read_status

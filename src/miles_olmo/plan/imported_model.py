@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from miles_olmo.base.errors import CheckpointError
 from miles_olmo.base.problems import Problem
-from miles_olmo.base.rundir import RunDirectory
+from miles_olmo.base.rundir import RunDirectory, run_of_checkpoint
 from miles_olmo.base.suggest import closest
 from miles_olmo.manifest.hugging_face import CONFIG, DTYPES, FAMILIES, read_hugging_face
 from miles_olmo.manifest.models import Model
@@ -55,16 +55,6 @@ def fill_model(document: Document, positions: Positions, base: Path) -> list[Pro
             return [locate(found, positions) for found in read(table, path / name, written)]
     run = run_of_checkpoint(path)
     return [] if run is None else [locate(f, positions) for f in _of_a_run(table, run)]
-
-
-def run_of_checkpoint(path: Path) -> RunDirectory | None:
-    """The run that a directory is a checkpoint of, by where it lies; None when it is of none."""
-    try:
-        path = path.resolve()
-    except (OSError, ValueError, RuntimeError):  # no path that can exist, or links in a circle
-        return None
-    run = RunDirectory(path.parent.parent)
-    return run if path.parent == run.checkpoints and path.is_dir() and run.plan.is_file() else None
 
 
 def read_model(path: Path, *, dtype: str | None = None) -> Model:

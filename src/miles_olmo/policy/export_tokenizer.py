@@ -1,13 +1,19 @@
-"""The tokenizer of an export: the run's own `tokenizer.json`, byte for byte, and its special tokens."""
+"""The tokenizer of an export or a conversion: a `tokenizer.json`, byte for byte, and its special tokens."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from miles_olmo.base.errors import CheckpointError
+from miles_olmo.base.errors import CheckpointError, InputError
+from miles_olmo.tasks.tokenizer import read_tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,53 @@ TOKENIZER_FILES = (
 )
 
 
+def check_copied_tokenizer(source: CopiedTokenizer, *, vocab_size: int) -> None:
+    """Whether the tokenizer files of a checkpoint fit the model beside them.
+
+    Raises:
+        CheckpointError: E433, a file cannot be read, or an id lies beyond the vocabulary.
+    """
+    file = source.folder / "tokenizer.json"
+    if file.is_file():
+        _read_fitting(file, vocab_size)
+    _check_ids(asdict(source.ids), source.folder, vocab_size)
+    generation = source.folder / GENERATION
+    if generation.is_file():
+        _check_ids(_named_ids(generation), generation, vocab_size)
+
+
+def _named_ids(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return {name: content.get(f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    except (OSError, ValueError, RecursionError, AttributeError) as error:
+        raise _unfit(file, f"it cannot be read: {error}") from error
+
+
+def _check_ids(ids: Mapping[str, Any], file: Path, vocab_size: int) -> None:
+    for name, value in ids.items():
+        listed = value if name == "eos" and isinstance(value, list) else [value]
+        for number in listed:
+            if number is None and listed is not value:
+                continue
+            if type(number) is not int or not 0 <= number < vocab_size:
+                raise _unfit(file, f"{name}_token_id = {value!r} with {vocab_size} token ids")
+
+
+def _read_fitting(file: Path, vocab_size: int) -> tokenizers.Tokenizer:
+    """A tokenizer whose ids all are in the vocabulary."""
+    try:
+        tokenizer = read_tokenizer(file)
+    except InputError as error:
+        raise _unfit(file, f"it cannot be read: {error.why}") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= vocab_size:
+        raise _unfit(
+            file, f"it has token ids up to {largest}, the policy only {vocab_size} of them"
+        )
+    return tokenizer
+
+
 def copy_tokenizer(source: Path, destination: Path) -> list[str]:
     """Copy the tokenizer files that `source` has; returns their names."""
     names = [name for name in TOKENIZER_FILES if (source / name).is_file()]
@@ -77,23 +130,16 @@ def write_tokenizer(
     """Write tokenizer.json and tokenizer_config.json, loadable by `PreTrainedTokenizerFast`.
 
     Raises:
-        CheckpointError: E433, the file is no tokenizer, lacks a named token, or is too large.
+        CheckpointError: E433, the file is no tokenizer, lacks a named token, or has ids beyond the
+            vocabulary.
         OSError: the files could not be read or written.
     """
     if isinstance(source, CopiedTokenizer):
+        check_copied_tokenizer(source, vocab_size=vocab_size)
         copy_tokenizer(source.folder, directory)
         return source.ids
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(source.file.read_text(encoding="utf-8"))
-    except OSError:
-        raise
-    except Exception as error:  # the library raises plain Exception for a malformed file
-        raise _unfit(source.file, f"it cannot be read: {error}") from error
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    if size > vocab_size:
-        raise _unfit(source.file, f"it has {size} tokens, the policy only {vocab_size}")
+    source.file.stat()  # a file that is not there is no fault of its content
+    tokenizer = _read_fitting(source.file, vocab_size)
 
     def token_id(token: str) -> int:
         found = tokenizer.token_to_id(token)
@@ -125,8 +171,8 @@ def write_tokenizer(
 def _unfit(file: Path, reason: str) -> CheckpointError:
     return CheckpointError(
         "E433",
-        f"tokenizer {file} cannot go into the export: {reason}",
-        why="the export would decode other text than the policy was trained on",
-        fix="name the tokenizer and the special tokens that the run used",
+        f"{file} does not fit the model: {reason}",
+        why="text would become other ids than the policy was trained on, or ids that it does not have",
+        fix="use the tokenizer and the special tokens that the policy was trained with",
         path=str(file),
     )

@@ -155,10 +155,11 @@ _EXPORT: tuple[Code, ...] = (
     ),
     Code(
         code="E433",
-        title="an export's tokenizer does not fit",
-        cause="tokenizer.json is not a fast tokenizer, lacks a named special token, or is larger than the vocabulary.",
+        title="a tokenizer does not fit the model",
+        cause="tokenizer.json of an export or a conversion is not a fast tokenizer, lacks a named special token, "
+        "or has ids beyond the vocabulary, or config.json or generation_config.json names such an id.",
         example='[data]\neos_token = "<end>"       # not in tokenizer.json',
-        fix="Name special tokens that tokenizer.json has.",
+        fix="Name special tokens that tokenizer.json has; beside a checkpoint, restore the file named.",
         exit_code=EXIT_RUN,
     ),
 )

@@ -75,6 +75,16 @@ _PLAN: tuple[Code, ...] = (
         fix="Change the key as the message says, or use another family.",
         exit_code=EXIT_MANIFEST,
     ),
+    Code(
+        code="E178",
+        title="the checkpoint has another tokenizer",
+        cause="data.tokenizer lacks tokens of the checkpoint's own tokenizer, or gives them other ids, or that "
+        "one cannot be read. Token ids would stand for other text than in the training before. Further "
+        "tokens in data.tokenizer are allowed.",
+        example='[model]\ncheckpoint = "OLMoE-1B-7B"\n[data]\ntokenizer = "gpt2/tokenizer.json"',
+        fix="Name the checkpoint's tokenizer.json; the message says where it is.",
+        exit_code=EXIT_MANIFEST,
+    ),
 )
 
 _CONVERSION: tuple[Code, ...] = (

@@ -12,8 +12,9 @@ from pathlib import Path
 from miles_olmo.base.problems import Problem
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.manifest.positions import KeyPath, Positions
+from miles_olmo.plan.checks.checkpoint import checkpoint_input
 from miles_olmo.plan.checks.finding import Finding, is_involved, locate
-from miles_olmo.plan.checks.inputs import Inspection, checkpoint_input, inspect_local
+from miles_olmo.plan.checks.inputs import Inspection, inspect_local
 from miles_olmo.plan.checks.layout import LAYOUT_CHECKS
 from miles_olmo.plan.checks.model import MODEL_CHECKS
 from miles_olmo.plan.checks.objective import OBJECTIVE_CHECKS

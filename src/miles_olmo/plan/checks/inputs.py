@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from miles_olmo.base.errors import InputError
 from miles_olmo.base.problems import Problem
 from miles_olmo.base.suggest import closest, did_you_mean
-from miles_olmo.manifest.hugging_face import CONFIG
 from miles_olmo.manifest.models import Manifest
 from miles_olmo.plan.checks.finding import Finding
 from miles_olmo.plan.hashing import local_input
@@ -21,9 +19,6 @@ from miles_olmo.tasks.prompts import Prompt, tokenize_rows
 from miles_olmo.tasks.rows import Row, limit_problems, read_rows
 from miles_olmo.tasks.tokenizer import TextTokenizer, read_tokenizer
 from miles_olmo.tasks.verifiers import VERIFIERS
-
-CHECKPOINT_MARK = "complete.json"
-"""The file that a save writes last: a checkpoint directory without it is torn."""
 
 _VOCABULARY = ("model.shape.vocab_size", "data.tokenizer")
 
@@ -37,6 +32,8 @@ class Inspection:
     """Faults of manifest keys."""
     problems: list[Problem] = field(default_factory=list)
     """Faults at places in data files."""
+    vocabulary: Mapping[str, int] | None = None
+    """Token to id of data.tokenizer; None when it cannot be read."""
 
 
 def inspect_local(m: Manifest, base: Path, shown_base: str) -> Inspection:
@@ -59,50 +56,6 @@ def inspect_local(m: Manifest, base: Path, shown_base: str) -> Inspection:
     return result
 
 
-def checkpoint_input(m: Manifest, base: Path, result: Inspection) -> None:
-    """Hash `model.checkpoint`, if the run starts from one."""
-    written = m.model.checkpoint
-    if written is None:
-        return
-    path = base / written
-    if (path / CONFIG).is_file():
-        result.findings += _hugging_face_weights(path, written)
-    elif not (path / CHECKPOINT_MARK).is_file():
-        missing = f"it has neither {CHECKPOINT_MARK} nor {CONFIG}, so it is no complete checkpoint"
-        result.findings.append(
-            Finding(
-                "E123",
-                ("model.checkpoint",),
-                f"model.checkpoint = '{written}' is not a checkpoint",
-                missing if path.is_dir() else f"there is no directory {path}",
-                _similar_name(path) or "name a directory such as runs/<id>/checkpoints/step-000080",
-            )
-        )
-        return
-    result.inputs.append(local_input("model.checkpoint", written, base))
-
-
-def _hugging_face_weights(path: Path, written: str) -> Iterator[Finding]:
-    """The weight files that a Hugging Face directory lacks."""
-    single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    what = f"model.checkpoint = '{written}' lacks weights"
-    fix = "download or copy the whole checkpoint, as safetensors"
-    if index.is_file():
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"{index.name} cannot be read: {error}"
-            yield Finding("E174", ("model.checkpoint",), what, why, fix)
-            return
-        missing = sorted(name for name in names if not (path / name).is_file())
-        if missing:
-            why = f"{index.name} names {len(missing)} files that are not there, first {missing[0]}"
-            yield Finding("E174", ("model.checkpoint",), what, why, fix)
-    elif not single.is_file():
-        why = f"it has neither {single.name} nor {index.name}"
-        yield Finding("E174", ("model.checkpoint",), what, why, fix)
-
-
 def _hash_present(m: Manifest, base: Path, result: Inspection) -> set[str]:
     present: set[str] = set()
     files = {
@@ -116,7 +69,7 @@ def _hash_present(m: Manifest, base: Path, result: Inspection) -> set[str]:
         path = base / written
         if not path.is_file():
             why = "it is a directory" if path.is_dir() else f"there is no file {path}"
-            fix = _similar_name(path) or "correct the path, or let [data.prepare] make the files"
+            fix = similar_name(path) or "correct the path, or let [data.prepare] make the files"
             what = f"{key} = '{written}' cannot be read"
             result.findings.append(Finding("E124", (key,), what, why, fix))
             continue
@@ -130,7 +83,8 @@ def _hash_present(m: Manifest, base: Path, result: Inspection) -> set[str]:
     return present
 
 
-def _similar_name(path: Path) -> str | None:
+def similar_name(path: Path) -> str | None:
+    """A suggestion for a path that is not there."""
     if path.exists() or not path.parent.is_dir():
         return None
     near = closest(path.name, (entry.name for entry in path.parent.iterdir()))
@@ -144,7 +98,7 @@ def _check_tokenizer(m: Manifest, path: Path, result: Inspection) -> TextTokeniz
         found = Finding(error.code, ("data.tokenizer",), error.what, error.why, error.fix)
         result.findings.append(found)
         return None
-    vocabulary = raw.get_vocab(with_added_tokens=True)
+    result.vocabulary = vocabulary = raw.get_vocab(with_added_tokens=True)
     missing = list(missing_tokens(m, set(vocabulary)))
     result.findings += missing
     result.findings += vocabulary_size(m, max(vocabulary.values(), default=-1) + 1)

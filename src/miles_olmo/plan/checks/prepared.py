@@ -30,7 +30,7 @@ def inspect_prepared(m: Manifest, spec: PrepareData) -> Inspection:
     result.findings += file_names(files)
     result.findings += rows(m, spec)
     result.findings += lengths(m, spec)
-    known = reversed_digits.vocabulary()
+    result.vocabulary = known = reversed_digits.vocabulary()
     result.findings += missing_tokens(m, set(known))
     result.findings += vocabulary_size(m, len(known))
     result.findings += verifier(m)
