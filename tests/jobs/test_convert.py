@@ -176,6 +176,40 @@ def changed_json(file: Path, **changes) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+@pytest.mark.parametrize("value", [3, True, {"a": 1}, "LlamaForCausalLM"])
+def test_architectures_that_are_no_list_are_refused(source, tmp_path, value):
+    changed_json(source / "config.json", architectures=value)
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E173" and repr(value) in error.why
+
+
+@pytest.mark.parametrize("file", [3, None, True, ["a"], {}])
+def test_an_index_that_names_no_file_is_refused(source, tmp_path, file):
+    index = {"weight_map": {"lm_head.weight": file, "other": "model.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E440" and "index.json cannot be read" in error.what
+
+
+@pytest.mark.parametrize(
+    ("which", "changes"),
+    [
+        ("olmoe", {"norm_topk_prob": "x"}),
+        ("olmoe", {"num_key_value_heads": 0}),
+        ("olmoe", {"rope_parameters": []}),
+        ("dense first layer", {"head_dim": 0}),
+        ("dense first layer", {"layer_types": []}),
+        ("dense first layer", {"rms_norm_eps": 10**30}),  # raises in the forward pass
+    ],
+)
+def test_values_that_only_the_hugging_face_class_refuses_are_named(tmp_path, which, changes):
+    source = write_checkpoint(ZOO[which], tmp_path / "source")
+    changed_json(source / "config.json", **changes)
+    error = error_of(source, tmp_path / "result")
+    assert error.code == "E448" and "transformers says: " in error.why
+    assert not (tmp_path / "result").exists()
+
+
 @pytest.mark.parametrize(
     ("file", "changes", "named"),
     [

@@ -69,7 +69,7 @@ def convert_checkpoint(
         dtype: Of the converted weights; that of the files when None. Only for a Hugging Face source.
 
     Raises:
-        MilesError: E170-E177 the model is not supported; E440-E447 (and E430-E433 towards Hugging
+        MilesError: E170-E177 the model is not supported; E440-E448 (and E430-E433 towards Hugging
             Face) the conversion failed, and the destination does not exist.
     """
     options = ["--dtype", dtype] if dtype else []

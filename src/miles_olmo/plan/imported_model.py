@@ -108,6 +108,10 @@ def _hugging_face(table: Document, file: Path, written: str) -> Iterator[Finding
         yield _unknown_architecture(key, shown, config)
         return
     architectures = config.get("architectures") or [imported.family.architecture]
+    if not isinstance(architectures, list):
+        why = f"architectures is {architectures!r}, not a list of names"
+        yield Finding("E173", key, f"{shown} cannot be read", why, "restore the file")
+        return
     if imported.family.architecture not in architectures:
         what = f"{shown} has architectures = {architectures!r}"
         why = f"only {imported.family.architecture} of this model_type is trained"

@@ -11,13 +11,15 @@ win over earlier ones when functions look them up, so nothing needs to be cut ou
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from miles_olmo.base.errors import CheckpointError
+from miles_olmo.base.errors import CheckpointError, MilesError
 
 CONFIG_CLASS = "configuration_olmo3moe.Olmo3MoeConfig"
 MODEL_CLASS = "modeling_olmo3moe.Olmo3MoeForCausalLM"
@@ -105,18 +107,44 @@ def model_class(family: str) -> Any:
         return get_class_from_dynamic_module(MODEL_CLASS, directory)
 
 
+@contextmanager
+def refusals_of_the_class(directory: Path) -> Iterator[None]:
+    """Building or running the class of a checkpoint: what transformers raises becomes E448.
+
+    A config.json can hold any value under any of the keys that only the class reads, and the kinds of
+    what it then raises are not documented.
+
+    Raises:
+        CheckpointError: E448, with the class's own words.
+    """
+    try:
+        yield
+    except MilesError:
+        raise
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(
+            "E448",
+            f"the Hugging Face class does not accept {directory}",
+            why=f"transformers says: {said}",
+            fix="correct the value in config.json, or download or copy the checkpoint again",
+            path=str(directory),
+        ) from error
+
+
 def load_hugging_face(directory: Path, family: str, dtype: str) -> nn.Module:
     """The model of a Hugging Face checkpoint, for inference; no code of the directory is run.
 
     Raises:
-        CheckpointError: E431, the class has other tensors than the checkpoint.
+        CheckpointError: E431, the class has other tensors than the checkpoint; E448, it cannot be built.
     """
-    model, report = model_class(family).from_pretrained(
-        str(directory),
-        dtype=getattr(torch, dtype),
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # they are in the report
-    )
+    with refusals_of_the_class(directory):
+        model, report = model_class(family).from_pretrained(
+            str(directory),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are in the report
+        )
     wrong = [
         f"{name} ({kind})"
         for kind, key in (("missing", "missing_keys"), ("not in the class", "unexpected_keys"))

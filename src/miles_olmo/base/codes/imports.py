@@ -154,6 +154,15 @@ _CONVERSION: tuple[Code, ...] = (
         fix="Install the train extra, or give it more memory, as that line says.",
         exit_code=EXIT_RUN,
     ),
+    Code(
+        code="E448",
+        title="the Hugging Face class does not accept the checkpoint",
+        cause="A value in config.json that only transformers reads stops its class from being built or run; "
+        "the message has its words.",
+        example='"norm_topk_prob": "x"        # olmoe: true or false',
+        fix="Correct the value in config.json, or download or copy the checkpoint again.",
+        exit_code=EXIT_MANIFEST,
+    ),
 )
 
 ENTRIES: tuple[Code, ...] = (*_PLAN, *_CONVERSION)
