@@ -56,14 +56,14 @@ def sync_directory(path: Path) -> None:
 def held_directory(source: Path, target: Path) -> Iterator[Path]:
     """The files of a directory under second names, which stay when the first are removed.
 
-    Links; copies on another disk, or where links are not allowed. `target` is made, and removed when
-    the block ends.
+    Directories inside it are left out. Links; copies on another disk, or where links are not allowed.
+    `target` is made, and removed when the block ends.
 
     Raises:
         FileNotFoundError: `source` is not there, or not any more.
         OSError: `target` cannot be written.
     """
-    names = sorted(path.name for path in source.iterdir())
+    names = sorted(path.name for path in source.iterdir() if not path.is_dir())
     target.mkdir(parents=True)
     try:
         for name in names:

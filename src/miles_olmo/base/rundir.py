@@ -83,11 +83,16 @@ class RunDirectory:
         return self.checkpoints / f"step-{step:06d}"
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps that have a visible checkpoint directory, ascending."""
+        """Steps that have a visible checkpoint directory, ascending.
+
+        Directories with other names for the same step, and files, are none: `checkpoint` would not
+        find them.
+        """
         if not self.checkpoints.is_dir():
             return []
         matches = (_STEP.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        steps = sorted({int(match[1]) for match in matches if match})
+        return [step for step in steps if self.checkpoint(step).is_dir()]
 
     @property
     def export(self) -> Path:
