@@ -248,7 +248,9 @@ def test_the_same_values_may_be_written(from_a_run):
         for key, value in shape_of_the_quickstart().items()
         if value is not None
     ]
-    make_plan(from_a_run("\n".join(['family = "olmo3moe"', "[model.shape]", *lines])))
+    bare = make_plan(from_a_run()).manifest.model
+    written = from_a_run("\n".join(['family = "olmo3moe"', "[model.shape]", *lines]))
+    assert make_plan(written).manifest.model == bare
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"content": {"manifest": {"model": {}}}}'])

@@ -27,16 +27,13 @@ def read_hugging_face_weights(directory: Path) -> dict[str, torch.Tensor]:
         return _read(directory / SINGLE)
     try:
         index: dict[str, str] = json.loads((directory / INDEX).read_text())["weight_map"]
-        files = set(index.values())
+        names = sorted(set(index.values()), key=str)  # of any type yet
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(directory / INDEX, f"{error}") from error
-    for name in files:
-        if not isinstance(name, str):
-            raise _unreadable(directory / INDEX, f"it names {name!r} as a file")
     tensors: dict[str, torch.Tensor] = {}
-    for name in sorted(files):
-        if Path(name).name != name:
-            raise _unreadable(directory / INDEX, f"it names '{name}', which is no file beside it")
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise _unreadable(directory / INDEX, f"it names {name!r}, which is no file beside it")
         shard = _read(directory / name)
         listed = {tensor for tensor, file in index.items() if file == name}
         if listed != shard.keys():
